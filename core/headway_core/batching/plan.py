@@ -1,0 +1,98 @@
+"""What the scheduler asks of an executor, and what it is told back. Integers only: a plan can be sent to other processes as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The knobs of an iteration. They may change between any two iterations; lowering them drains down, nothing is killed."""
+
+    max_num_seqs: int
+    prefill_token_budget: int
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1 or self.prefill_token_budget < 1:
+            raise ValueError(f"limits must be at least 1, not {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The size of an iteration: the features that its time is predicted from (`headway_core.latency`)."""
+
+    prefill_tokens: int = 0
+    """Prompt (or recomputed) tokens computed, over all items."""
+    prefill_pairs: int = 0
+    """Query-key pairs of those tokens: Σ count·(start + count/2), rounded down."""
+    decode_rows: int = 0
+    """Items that compute one token beyond the first: the newest token of a running sequence."""
+    context_tokens: int = 0
+    """Tokens held in the KV cache by the decoding rows, the one being computed included."""
+    sampled_rows: int = 0
+    """Rows that go through the LM head and the sampler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One sequence's part in an iteration: compute tokens [start, start + count) of it in batch row `row`."""
+
+    seq_id: int
+    epoch: int
+    """Grows at each eviction: results of an older epoch are dropped."""
+    row: int
+    """Persistent batch slot: the same sequence keeps it while it runs."""
+    start: int
+    count: int
+    samples: bool
+    """The last computed token's logits give a new token: only after the last known token of the sequence."""
+    new_blocks: tuple[int, ...]
+    """Blocks appended to the row's block table now; in the first item of an epoch the whole table, shared prefix blocks included."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationPlan:
+    """One iteration. `freed_rows` held sequences that left since the last plan."""
+
+    plan_id: int
+    items: tuple[Item, ...]
+    freed_rows: tuple[int, ...]
+    shape: Shape
+    stable_for: int = 0
+    """How many further iterations would be the same pure decode, if nobody arrived: lets a simulator jump."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an item that sampled: whether its new token ends the sequence (end token, stop string, abort)."""
+
+    seq_id: int
+    epoch: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IterationResult:
+    """An executed plan: an `Outcome` for each item with `samples`, and the seconds that it took (None when not measured)."""
+
+    plan_id: int
+    outcomes: tuple[Outcome, ...]
+    elapsed: float | None
+
+
+class EventKind(Enum):
+    """What happened to a sequence, as its owner needs to know it."""
+
+    TOKEN = "token"  # noqa: S105 -- a token of text, not a secret
+    """A token of this epoch counts: hand it out."""
+    FINISHED = "finished"
+    PREEMPTED = "preempted"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that `Scheduler.complete` or `Scheduler.schedule` decided about one sequence."""
+
+    kind: EventKind
+    seq_id: int

@@ -1,0 +1,41 @@
+"""The house itself: what must not stand where, so that later work fits in without moving walls."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ["core", "gateway", "gpu_runtime", "operator", "simulator", "cli"]
+
+
+def test_the_folder_operator_does_not_shadow_the_standard_library():
+    """A package named `operator` at the root would break every Python that is started there."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import collections, operator; print(operator.add(1, 2))"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "3\n", done.stderr
+
+
+def test_only_the_packages_hold_init_files():
+    strays = [
+        path
+        for folder in [*PACKAGES, "tests", "benchmarks"]
+        for path in (ROOT / folder).rglob("__init__.py")
+        if not path.relative_to(ROOT / folder).parts[0].startswith("headway_")
+    ]
+    assert strays == []
+
+
+def test_no_file_is_a_drawer_for_odds_and_ends():
+    names = [path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")]
+    assert len(names) > 10
+    assert [path for path in names if path.stem in ("utils", "util", "common", "helpers", "misc") or path.stem.endswith("_v2")] == []
+
+
+def test_every_package_says_what_it_is():
+    for path in (init for folder in PACKAGES for init in (ROOT / folder).rglob("__init__.py")):
+        assert path.read_text().startswith('"""'), f"{path} has no docstring"
