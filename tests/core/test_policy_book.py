@@ -1,0 +1,61 @@
+import dataclasses
+
+from headway_core.contract import Knobs, Policy, Pool, dump
+from headway_core.policy_book import PolicyBook
+from headway_core.slo import Objectives, PriorityClass, TtftObjective
+
+POLICY = Policy(
+    revision=5,
+    slo_uid="u",
+    generation=1,
+    pool=Pool("chat"),
+    classes=(PriorityClass("default", 0, Objectives(TtftObjective(1.0))),),
+    default_class="default",
+    knobs=Knobs(max_num_seqs=8),
+)
+
+
+def revised(revision, pool="chat"):
+    return dataclasses.replace(POLICY, revision=revision, pool=Pool(pool))
+
+
+def test_only_a_higher_revision_comes_into_force():
+    book = PolicyBook()
+    assert book.offer({"chat.json": dump(POLICY)}, 1.0) == (POLICY,)
+    assert book.offer({"chat.json": dump(POLICY)}, 2.0) == ()
+    assert book.offer({"chat.json": dump(revised(4))}, 3.0) == ()
+    assert book.policies["chat"].revision == 5
+    assert book.offer({"chat.json": dump(revised(6))}, 4.0) == (revised(6),)
+
+
+def test_a_broken_document_keeps_the_last_good_one_and_its_age_grows():
+    book = PolicyBook()
+    book.offer({"chat.json": dump(POLICY)}, 1.0)
+    for broken in (b"", b"{", b'{"revision": 9}'):
+        assert book.offer({"chat.json": broken}, 5.0) == ()
+        assert book.policies["chat"] == POLICY
+        assert "chat.json" in book.acknowledgement("chat", Knobs(8), {}, 5.0).error
+        assert book.age("chat", 5.0) == 4.0
+    book.offer({}, 6.0)
+    assert book.policies["chat"] == POLICY
+    book.offer({"chat.json": dump(POLICY)}, 7.0)
+    assert book.age("chat", 7.0) == 0.0
+    assert book.acknowledgement("chat", Knobs(8), {}, 7.0).error is None
+
+
+def test_a_broken_neighbour_does_not_hold_back_the_others():
+    book = PolicyBook()
+    assert book.offer({"a.json": b"junk", "b.json": dump(revised(1, "code")), "c.json": dump(POLICY)}, 0.0) == (revised(1, "code"), POLICY)
+
+
+def test_two_documents_for_one_pool_the_higher_revision_wins_whatever_their_order():
+    for names in (("a", "b"), ("b", "a")):
+        book = PolicyBook()
+        book.offer({names[0]: dump(revised(7)), names[1]: dump(revised(9))}, 0.0)
+        assert book.policies["chat"].revision == 9
+
+
+def test_no_policy_yet_is_unknown_and_not_revision_zero():
+    book = PolicyBook()
+    assert book.acknowledgement("chat", Knobs(), {}, 0.0) is None
+    assert book.age("chat", 0.0) is None
