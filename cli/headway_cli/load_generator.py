@@ -1,0 +1,283 @@
+"""Open-loop load on any OpenAI-compatible endpoint: requests leave when the trace says so, whatever became of those before them.
+
+A closed loop (send the next when one returns) slows down with the server and so hides its queue; an open loop does not. How late this
+process itself sent each request is recorded, so that a lagging generator is seen and not blamed on the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One request to send `at` seconds after the start."""
+
+    at: float
+    prompt_tokens: int
+    output_tokens: int
+    service_tier: str | None = None
+    class_name: str = "default"
+
+
+@dataclass(slots=True)
+class Record:
+    """What became of one request. Times are seconds after the start of the run; None where it did not come that far."""
+
+    planned: Planned
+    sent: float
+    first_token: float | None = None
+    token_times: list[float] = field(default_factory=list)
+    """Arrival of each piece of content; pieces that came in one read have equal times."""
+    end: float | None = None
+    status: int | None = None
+    error: str | None = None
+    shed_reason: str | None = None
+    retry_after: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    """As the server counted them."""
+    finish_reason: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """The stream came to its proper end."""
+        return self.status == 200 and self.error is None and self.finish_reason is not None
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from the planned arrival: a late generator does not make the server look good."""
+        return None if self.first_token is None else self.first_token - self.planned.at
+
+    @property
+    def tpot(self) -> float | None:
+        """(last - first) / (n - 1) with n the server's count of tokens, or of pieces when it gave none; None under two tokens."""
+        count = self.output_tokens if self.output_tokens is not None else len(self.token_times)
+        if self.first_token is None or count < 2 or not self.token_times:
+            return None
+        return (self.token_times[-1] - self.first_token) / (count - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The endpoint: base URL without ``/v1``, the model's name, a key if it wants one."""
+
+    url: str
+    model: str
+    api_key: str | None = None
+    ignore_eos: bool = False
+    timeout: float = 600.0
+
+
+_WORDS = (
+    "river",
+    "stone",
+    "lamp",
+    "green",
+    "walk",
+    "letter",
+    "window",
+    "quiet",
+    "paper",
+    "north",
+    "garden",
+    "seven",
+    "market",
+    "table",
+    "winter",
+    "orange",
+    "bridge",
+    "simple",
+    "music",
+    "evening",
+    "train",
+    "island",
+    "copper",
+    "number",
+    "forest",
+    "silver",
+    "button",
+    "yellow",
+    "travel",
+    "mirror",
+    "kitchen",
+    "autumn",
+    "pencil",
+    "harbor",
+    "valley",
+    "morning",
+)
+
+
+class PromptWriter:
+    """Prompts of about a wanted number of tokens, without a tokenizer: words, and how many tokens the server said some words were.
+
+    No two prompts share a beginning, so a prefix cache gains nothing from them.
+    """
+
+    def __init__(self, tokens_per_word: float = 1.0, fixed_tokens: float = 0.0) -> None:
+        self.tokens_per_word = tokens_per_word
+        self.fixed_tokens = fixed_tokens
+
+    def learn(self, short: tuple[int, int], long: tuple[int, int]) -> None:
+        """From two (words, tokens) pairs as the server counted them: a slope, and what the template adds."""
+        (few, few_tokens), (many, many_tokens) = short, long
+        self.tokens_per_word = max(0.1, (many_tokens - few_tokens) / (many - few))
+        self.fixed_tokens = max(0.0, few_tokens - few * self.tokens_per_word)
+
+    def words_for(self, tokens: int) -> int:
+        """How many words make a prompt of about `tokens` tokens; at least one."""
+        return max(1, round((tokens - self.fixed_tokens) / self.tokens_per_word))
+
+    def text(self, words: int, number: int) -> str:
+        """`words` words; `number` makes the beginning unique."""
+        picked = []
+        state = number * 2654435761 % 2**32
+        for _ in range(words):
+            state = (state * 1664525 + 1013904223) % 2**32
+            picked.append(_WORDS[(state >> 16) % len(_WORDS)])
+        return " ".join(picked)
+
+
+async def run_load(
+    target: Target,
+    requests: Sequence[Planned],
+    writer: PromptWriter,
+    on_progress: Callable[[Sequence[Record]], None] | None = None,
+) -> list[Record]:
+    """Sends every planned request at its time and returns the records in the same order.
+
+    A cancelled run returns nothing; its connections are closed.
+    """
+    prompts = [writer.text(writer.words_for(request.prompt_tokens), number) for number, request in enumerate(requests)]
+    records: list[Record] = []
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=target.timeout, sock_connect=30)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as group:
+        start = time.monotonic()
+        reporter = group.create_task(_report(records, on_progress)) if on_progress else None
+        tasks = []
+        for request, prompt in zip(requests, prompts, strict=True):
+            await asyncio.sleep(max(0.0, start + request.at - time.monotonic()))
+            record = Record(request, sent=time.monotonic() - start)
+            records.append(record)
+            tasks.append(group.create_task(_send(session, target, prompt, record, start)))
+        if tasks:
+            await asyncio.wait(tasks)
+        if reporter:
+            reporter.cancel()
+    if on_progress:
+        on_progress(records)
+    return records
+
+
+async def _report(records: list[Record], on_progress: Callable[[Sequence[Record]], None]) -> None:
+    while True:
+        await asyncio.sleep(1.0)
+        on_progress(records)
+
+
+async def _send(session: aiohttp.ClientSession, target: Target, prompt: str, record: Record, start: float) -> None:
+    body = {
+        "model": target.model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": record.planned.output_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if record.planned.service_tier:
+        body["service_tier"] = record.planned.service_tier
+    if target.ignore_eos:
+        body["ignore_eos"] = True
+    try:
+        async with session.post(f"{target.url}/v1/chat/completions", json=body, headers=_headers(target)) as response:
+            record.status = response.status
+            if response.status != 200:
+                record.shed_reason = response.headers.get("x-headway-shed-reason")
+                retry_after = response.headers.get("retry-after", "")
+                record.retry_after = int(retry_after) if retry_after.isdigit() else None
+                record.error = (await response.text())[:300]
+            else:
+                await _read_stream(_events(response.content), record, start)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        record.error = f"{type(error).__name__}: {error}"
+    record.end = time.monotonic() - start
+
+
+async def _read_stream(events: AsyncIterator[str], record: Record, start: float) -> None:
+    async for data in events:
+        if data == "[DONE]":
+            return
+        chunk = json.loads(data)
+        if "error" in chunk:
+            record.error = str(chunk["error"])[:300]
+            return
+        if usage := chunk.get("usage"):
+            record.prompt_tokens, record.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        for choice in chunk.get("choices", ()):
+            if choice.get("delta", {}).get("content"):
+                now = time.monotonic() - start
+                record.first_token = now if record.first_token is None else record.first_token
+                record.token_times.append(now)
+            record.finish_reason = choice.get("finish_reason") or record.finish_reason
+    record.error = record.error or "the stream ended without [DONE]"
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[str]:
+    """The data of each server-sent event; comments and other fields are passed over."""
+    async for line in content:
+        if line.startswith(b"data:"):
+            yield line[5:].strip().decode()
+
+
+async def learn_prompt_length(target: Target, writer: PromptWriter) -> None:
+    """Asks the server twice how many tokens some words are.
+
+    Raises:
+        ConnectionError: the endpoint cannot be reached or refuses; the message says what it answered.
+    """
+    counts = []
+    timeout = aiohttp.ClientTimeout(total=60)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        for words in (8, 72):
+            body = {"model": target.model, "messages": [{"role": "user", "content": writer.text(words, words)}], "max_tokens": 1}
+            try:
+                async with session.post(f"{target.url}/v1/chat/completions", json=body, headers=_headers(target)) as response:
+                    text = await response.text()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise ConnectionError(f"{target.url} does not answer: {error}") from error
+            if response.status != 200:
+                raise ConnectionError(f"{target.url} answered {response.status} to a first request: {text[:300]}")
+            counts.append((words, int(json.loads(text)["usage"]["prompt_tokens"])))
+    writer.learn(*counts)
+
+
+async def first_model(url: str, api_key: str | None) -> tuple[str, int | None]:
+    """The endpoint's first model and its context length, if it says one.
+
+    Raises:
+        ConnectionError: the endpoint cannot be reached or lists no model.
+    """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
+            session.get(f"{url}/v1/models", headers=headers) as response,
+        ):
+            text = await response.text()
+            models = json.loads(text)["data"]
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as error:
+        raise ConnectionError(f"{url}/v1/models gives no list of models ({error}): is it an OpenAI-compatible endpoint?") from error
+    if not models:
+        raise ConnectionError(f"{url}/v1/models lists no model")
+    return models[0]["id"], models[0].get("max_model_len")
+
+
+def _headers(target: Target) -> dict[str, str]:
+    return {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}

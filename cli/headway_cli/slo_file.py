@@ -1,0 +1,87 @@
+"""A ServingSLO from a YAML file: the same text that Kubernetes takes. Whatever is wrong is named by file, line and field."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from headway_core.errors import SpecError
+from headway_core.slo import ServingSLO
+
+DEFAULT = Path(__file__).with_name("default-slo.yaml")
+"""What `headway up` promises when no --slo is given."""
+
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+
+
+class SloFileError(SpecError):
+    """`where` is ``file:line``, as editors and terminals link it."""
+
+    def __init__(self, where: str, message: str, field: str = "") -> None:
+        super().__init__(message, field)
+        self.where = where
+
+    def __str__(self) -> str:
+        return f"{self.where}: {super().__str__()}"
+
+
+def read_slo(path: Path) -> ServingSLO:
+    """The one ServingSLO in the file.
+
+    Raises:
+        SloFileError: the file cannot be read, is not one YAML document, says a key twice, or breaks a rule of the object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SloFileError(str(path), f"cannot be read: {error}") from error
+    try:
+        nodes = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
+        if len(nodes) != 1:
+            raise SloFileError(str(path), f"must hold exactly one object, not {len(nodes)}")
+        _refuse_repeated_keys(nodes[0], path)
+        document = yaml.safe_load(text) if len(nodes) == 1 else None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise SloFileError(f"{path}:{line}", f"is not YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        if isinstance(error, SloFileError):
+            raise
+        raise SloFileError(str(path), f"is not YAML: {error}") from error
+    try:
+        return ServingSLO.parse(document)
+    except SpecError as error:
+        raise SloFileError(f"{path}:{_line(nodes[0], error.field)}", error.reason, error.field) from error
+
+
+def _line(root: yaml.Node, field: str) -> int:
+    """The line of the field, or of the deepest part of its path that is there."""
+    node, line = root, root.start_mark.line
+    for name, index in _STEP.findall(field):
+        found: tuple[int, yaml.Node] | None = None
+        if isinstance(node, yaml.MappingNode):
+            found = next(((key.start_mark.line, value) for key, value in node.value if key.value == name), None)
+        elif isinstance(node, yaml.SequenceNode) and index and int(index) < len(node.value):
+            item = node.value[int(index)]
+            found = (item.start_mark.line, item)
+        if found is None:
+            break
+        line, node = found
+    return int(line) + 1
+
+
+def _refuse_repeated_keys(node: Any, path: Path) -> None:
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key.value, str) and key.value in seen:
+                raise SloFileError(f"{path}:{key.start_mark.line + 1}", "is given twice", key.value)
+            seen.add(str(key.value))
+            children.append(value)
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    for child in children:
+        _refuse_repeated_keys(child, path)

@@ -1,0 +1,95 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from headway_cli.supervisor import Child, Supervisor, free_port, port_is_free
+
+
+@pytest.fixture
+def module_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "sleeper.py").write_text("import time; print('up', flush=True); time.sleep(600)")
+    (tmp_path / "failing.py").write_text("print('the reason'); raise SystemExit(3)")
+    (tmp_path / "stubborn.py").write_text(
+        "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'sleeper']); print(child.pid, flush=True); time.sleep(600)"
+    )
+    return tmp_path
+
+
+def until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_a_child_that_dies_is_restarted_after_a_growing_pause_and_said_so(module_folder):
+    child = Child("replica 1", ["failing"], module_folder / "log")
+    supervisor = Supervisor([child])
+    supervisor.start(0.0)
+    now, pauses = 0.0, []
+    for _ in range(3):
+        until(lambda: not child.alive)
+        (told,) = supervisor.check(now)
+        assert "exit code 3" in told and str(child.log_path) in told
+        pauses.append(child.restart_at - now)
+        assert supervisor.check(child.restart_at - 0.01) == []
+        now = child.restart_at
+        assert supervisor.check(now) == ["replica 1 started again"]
+    assert pauses == sorted(pauses) and pauses[0] < pauses[-1]
+    assert "the reason" in child.last_lines()
+    supervisor.kill()
+
+
+def test_stop_ends_even_what_ignores_sigterm_and_its_children(module_folder):
+    child = Child("gateway", ["stubborn"], module_folder / "log")
+    supervisor = Supervisor([child])
+    supervisor.start(0.0)
+    until(lambda: bool(re.match(r"\d+
+", child.last_lines() + "
+")))
+    grandchild = int(child.last_lines().split()[0])
+    supervisor.stop(grace=0.2)
+    assert not child.alive
+    until(lambda: gone(grandchild))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_children_end_when_the_parent_is_killed_outright(module_folder):
+    program = (
+        "import time; from pathlib import Path; from headway_cli.supervisor import Child, Supervisor\n"
+        f"child = Child('x', ['sleeper'], Path({str(module_folder / 'log')!r})); Supervisor([child]).start(0.0)\n"
+        "print(child.process.pid, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    pid = int(parent.stdout.readline())
+    until(lambda: "up" in (module_folder / "log").read_text())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    until(lambda: gone(pid))
+
+
+def test_ports_are_probed():
+    port = free_port()
+    assert port_is_free("127.0.0.1", port)
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        assert not port_is_free("127.0.0.1", port)
