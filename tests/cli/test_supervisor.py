@@ -59,9 +59,7 @@ def test_stop_ends_even_what_ignores_sigterm_and_its_children(module_folder):
     child = Child("gateway", ["stubborn"], module_folder / "log")
     supervisor = Supervisor([child])
     supervisor.start(0.0)
-    until(lambda: bool(re.match(r"\d+
-", child.last_lines() + "
-")))
+    until(lambda: re.match(r"\d+\s", child.last_lines() + " "))
     grandchild = int(child.last_lines().split()[0])
     supervisor.stop(grace=0.2)
     assert not child.alive
