@@ -15,7 +15,8 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 240, 46, 30
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1f2328;--soft:#57606a;--line:#d0d7de;--bg:#fff;
 --good:#1a7f37;--bad:#cf222e;--main:#0969da}
-@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9198a1;--line:#3d444d;--bg:#0d1117;--good:#3fb950;--bad:#f85149;--main:#4493f8}}
+@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9198a1;--line:#3d444d;--bg:#0d1117;
+--good:#3fb950;--bad:#f85149;--main:#4493f8}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--bg);max-width:1200px;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0}
 td,th{padding:.25rem .8rem;border-bottom:1px solid var(--line);text-align:right}

@@ -1,0 +1,131 @@
+"""What `headway up` shows while it runs: one row per class, promised against happened. A table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+_PLAIN_EVERY = 10.0
+"""Seconds between two plain status lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRow:
+    """One class over the evaluation window. Seconds and shares; None is unknown and shows as a dash."""
+
+    name: str
+    rate: float | None
+    ttft: float | None
+    ttft_target: float | None
+    tpot: float | None
+    tpot_target: float | None
+    attainment: float | None
+    queued: int
+    shed: float | None
+    """Share of the offered requests that was shed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One look at everything."""
+
+    classes: Sequence[ClassRow]
+    replicas_ready: int
+    replicas: int
+    running: int
+    waiting: int
+    max_num_seqs: int | None
+    prefill_token_budget: int | None
+    note: str
+    """The planner's latest reason, or what is being waited for."""
+
+
+class LiveView:
+    """Shows a `Status` again and again, and messages in between. Use as a context manager."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal else None
+        self._last_plain = float("-inf")
+        self._last_line = ""
+
+    def __enter__(self) -> LiveView:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def say(self, message: str) -> None:
+        """A line that stays."""
+        self._console.print(Text(message))
+
+    def show(self, status: Status, now: float) -> None:
+        """Replaces the table, or prints one line when something changed and the last is old enough."""
+        if self._live:
+            self._live.update(_table(status), refresh=True)
+            return
+        line = _plain(status)
+        if line != self._last_line and now - self._last_plain >= _PLAIN_EVERY:
+            self._console.print(Text(line), soft_wrap=True)
+            self._last_plain, self._last_line = now, line
+
+
+def _table(status: Status) -> Group:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("class", "req/s", "TTFT", "target", "TPOT", "target", "attained", "queue", "shed"):
+        table.add_column(head, justify="left" if head == "class" else "right")
+    for row in status.classes:
+        table.add_row(
+            row.name,
+            _number(row.rate),
+            _against(row.ttft, row.ttft_target),
+            _seconds(row.ttft_target),
+            _against(row.tpot, row.tpot_target),
+            _seconds(row.tpot_target),
+            _share(row.attainment),
+            str(row.queued),
+            _share(row.shed),
+        )
+    return Group(table, Text(f"{_machine(status)}\n{status.note}", style="dim"))
+
+
+def _plain(status: Status) -> str:
+    classes = "; ".join(
+        f"{row.name}: {_number(row.rate)} req/s, TTFT {_seconds(row.ttft)} of {_seconds(row.ttft_target)}, "
+        f"TPOT {_seconds(row.tpot)} of {_seconds(row.tpot_target)}, attained {_share(row.attainment)}, queue {row.queued}, shed {_share(row.shed)}"
+        for row in status.classes
+    )
+    return f"{classes} | {_machine(status)} | {status.note}"
+
+
+def _machine(status: Status) -> str:
+    knobs = f"max_num_seqs {status.max_num_seqs or '–'}, prefill token budget {status.prefill_token_budget or '–'}"
+    return f"replicas {status.replicas_ready}/{status.replicas}, running {status.running}, waiting {status.waiting}, {knobs}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _against(value: float | None, target: float | None) -> Text:
+    style = "" if value is None or target is None else ("green" if value <= target else "red")
+    return Text(_seconds(value), style=style)

@@ -1,0 +1,30 @@
+import io
+
+from headway_cli.live_view import ClassRow, LiveView, Status
+
+ROW = ClassRow("interactive", 2.04, 0.42, 1.0, 0.061, 0.05, 0.97, 3, 0.125)
+STATUS = Status([ROW, ClassRow("batch", None, None, None, None, 0.05, None, 0, None)], 1, 2, 4, 1, 8, None, "no traffic yet")
+
+
+def shown(times):
+    stream = io.StringIO()
+    with LiveView(stream) as view:
+        for now, status in times:
+            view.show(status, now)
+        view.say("replica 1 ended")
+    return stream.getvalue()
+
+
+def test_plain_lines_say_promise_and_fact_and_a_dash_for_the_unknown():
+    text = shown([(0.0, STATUS)])
+    line = text.splitlines()[0]
+    for part in ("2.0 req/s", "TTFT 420 ms of 1.00 s", "TPOT 61 ms of 50 ms", "97.0%", "queue 3", "shed 12.5%", "replicas 1/2"):
+        assert part in line
+    assert "batch: – req/s, TTFT – of –" in line
+    assert text.endswith("replica 1 ended\n")
+
+
+def test_plain_lines_are_few_and_only_when_something_changed():
+    busier = Status([ROW], 2, 2, 5, 1, 8, 64, "x")
+    text = shown([(0.0, STATUS), (1.0, busier), (20.0, STATUS), (40.0, busier)])
+    assert len(text.splitlines()) == 3, "the change after one second is too soon, the same line after twenty says nothing new"
