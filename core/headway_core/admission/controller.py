@@ -1,0 +1,208 @@
+"""The decision at the door: `decide(request, load, slo, now)` → `Admit`, `Wait` or `Shed`.
+
+Deciding changes nothing and may be repeated. What the controller knows beside its arguments it learned through `offered`, `admitted`
+and `compare`: arrival rates per class and how wrong its predictions were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from headway_core.admission.load import Load
+from headway_core.admission.margin import ErrorBook
+from headway_core.admission.prediction import forecast
+from headway_core.admission.rates import RateMeter
+from headway_core.admission.request import UNKNOWN, Admit, Decision, Prediction, Request, Shed, Wait
+from headway_core.admission.retry_after import retry_after, spread
+from headway_core.admission.routing import choose
+from headway_core.admission.rules import Rule, moore, too_many_waiting
+from headway_core.contract import ShedReason
+from headway_core.slo import PriorityClass
+
+RHO_MAX = 0.95
+"""Queueing headroom only: C is measured with decoders running, so it already pays for decoding."""
+
+
+class AdmissionController:
+    """One pool's door.
+
+    `margin`: a fixed fraction of the target to keep free; None: learned from past errors. `by_tokens`: weigh requests by their tokens.
+    """
+
+    def __init__(
+        self,
+        rule: Rule = Rule.MOORE,
+        *,
+        margin: float | None = None,
+        by_tokens: bool = False,
+        rho_max: float = RHO_MAX,
+        seed: int = 0,
+    ) -> None:
+        if margin is not None and not 0 <= margin < 1:
+            raise ValueError(f"margin is a fraction of the target in [0, 1), not {margin}")
+        if not 0 < rho_max <= 1:
+            raise ValueError(f"rho_max lies in (0, 1], not {rho_max}")
+        self.rule = rule
+        self.by_tokens = by_tokens
+        self._fixed_margin = margin
+        self._rho_max = rho_max
+        self._seed = seed
+        self._errors: dict[int, ErrorBook] = {}
+        self._offered_tokens: dict[int, RateMeter] = {}
+        self._admitted: dict[int, RateMeter] = {}
+
+    # ------------------------------------------------------------ learning
+
+    def offered(self, request: Request, now: float) -> None:
+        """A request arrived, whatever becomes of it: demand."""
+        self._offered_tokens.setdefault(request.priority, RateMeter()).add(request.uncached_tokens, now)
+
+    def admitted(self, request: Request, now: float) -> None:
+        """A request was sent to a replica."""
+        self._admitted.setdefault(request.priority, RateMeter()).add(1, now)
+
+    def compare(self, priority: int, predicted: float, actual: float) -> None:
+        """A TTFT that was predicted at arrival against what happened, or would have, to a request of this class; seconds."""
+        self._errors.setdefault(priority, ErrorBook()).compare(predicted, actual)
+
+    def errors(self, priority: int) -> ErrorBook:
+        """What was learned about the predictions for this class."""
+        return self._errors.get(priority) or ErrorBook()
+
+    def margin(self, request: Request) -> float:
+        """Seconds before its target that a prediction has to keep."""
+        target = request.target
+        if target is None:
+            return 0.0
+        return self._fixed_margin * target if self._fixed_margin is not None else self.errors(request.priority).margin(target)
+
+    def higher_work(self, slo: Sequence[PriorityClass], now: float) -> dict[int, float]:
+        """For `Load.higher_work`: the prefill tokens per second that classes above each one offer."""
+        rates = {known.priority: self._tokens_per_second(known.priority, now) for known in slo}
+        return {known.priority: sum(rate for rank, rate in rates.items() if rank > known.priority) for known in slo}
+
+    def saturated(self, load: Load, now: float) -> bool:
+        """The rate rule λ·s̄ > C·ρ_max: TTFT will break although no queue need be visible yet. A signal to scale, never a reason to shed."""
+        capacity = load.prefill_rate
+        if capacity is None:
+            return False
+        return sum(self._tokens_per_second(rank, now) for rank in self._offered_tokens) > capacity * self._rho_max
+
+    def _tokens_per_second(self, priority: int, now: float) -> float:
+        meter = self._offered_tokens.get(priority)
+        return (meter.rate(now) or 0.0) if meter else 0.0
+
+    # ------------------------------------------------------------ deciding
+
+    def decide(
+        self, request: Request, load: Load, slo: Sequence[PriorityClass], now: float, matches: Mapping[str, int] | None = None
+    ) -> Decision:
+        """What to do with `request`, which may be new or waiting already.
+
+        `slo`: the classes in force, whose shares count. `matches`: as in `routing.choose`.
+        """
+        if load.draining:
+            return self._shed(request, ShedReason.DRAINING, math.inf)
+        if not load.replicas:
+            return self._shed(request, ShedReason.NO_REPLICA, 0.0)
+        order = [other for other in load.waiting if other.request_id != request.request_id]
+        place = _place(order, request)
+        shares = _shares(slo)
+        prediction = forecast([*order[:place], request], load, shares)[-1]
+        verdict = self._verdict(request, order, place, prediction, load=load, shares=shares, now=now)
+        if isinstance(verdict, Shed):
+            return verdict
+        kept = {shed.request_id for shed in verdict}
+        route = None if any(other.request_id not in kept for other in order[:place]) else choose(request, load, matches)
+        if route is not None:
+            return Admit(route.replica, route.prediction, verdict)
+        return Wait(self._expiry(request, prediction), prediction, verdict)
+
+    def review(self, load: Load, slo: Sequence[PriorityClass], now: float) -> tuple[Shed, ...]:
+        """Those that wait whose promise can no longer be kept, since replicas were lost or became slower than was predicted."""
+        if self.rule is not Rule.MOORE or not load.replicas:
+            return ()
+        shares = _shares(slo)
+        given_up = moore(load.waiting, load, shares, lambda one, prediction: self._late_by(one, prediction, now), self.by_tokens)
+        return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0) for one in given_up)
+
+    def shed(self, request: Request, reason: ShedReason, load: Load, slo: Sequence[PriorityClass]) -> Shed:
+        """The answer for a request that cannot stay for `reason`, with a Retry-After for the backlog of this instant."""
+        ahead = [other for other in load.waiting if other.priority >= request.priority and other.request_id != request.request_id]
+        backlog = forecast([*ahead, request], load, _shares(slo))[-1]
+        # As if it came now: what counts is when a repetition would fit, not how late this one is.
+        excess = math.inf if backlog.ttft is None else backlog.ttft - (request.target or math.inf) + self.margin(request)
+        return self._shed(request, reason, excess, backlog)
+
+    def expected(self, order: Sequence[Request], load: Load, slo: Sequence[PriorityClass], now: float) -> float | None:
+        """The instant at which the last of `order` (in service order) is predicted to have its first token."""
+        ttft = forecast(order, load, _shares(slo))[-1].ttft
+        return None if ttft is None else now + ttft
+
+    def _verdict(
+        self,
+        request: Request,
+        order: list[Request],
+        place: int,
+        prediction: Prediction,
+        *,
+        load: Load,
+        shares: Mapping[int, float],
+        now: float,
+    ) -> tuple[Shed, ...] | Shed:
+        """Refusal of the newcomer, or whom to give up for it."""
+        target = request.target
+        if self.rule is Rule.OPEN or target is None:
+            return ()
+        late_by = self._late_by(request, prediction, now)
+        if self.rule is Rule.QUEUED_TOKENS:
+            wait = prediction.prefill_wait
+            if wait is not None and now + wait > request.deadline - self.margin(request):
+                return self._shed(request, ShedReason.PREFILL_WAIT, wait, prediction)
+            return ()
+        if self.rule is Rule.LITTLES_LAW:
+            ahead = place + sum(replica.waiting_at(request.priority) for replica in load.replicas)
+            meter = self._admitted.get(request.priority)
+            service = (prediction.own or 0.0) + prediction.iteration
+            if too_many_waiting(ahead, meter.rate(now) if meter else None, request.deadline - now, service):
+                return self._shed(request, prediction.binding, late_by or 0.0, prediction)
+            return ()
+        if self.rule is Rule.PREDICTION:
+            if late_by is not None and late_by > 0:
+                return self._shed(request, prediction.binding, late_by, prediction)
+            return ()
+        with_newcomer = [*order[:place], request, *order[place:]]
+        given_up = moore(with_newcomer, load, shares, lambda one, seen: self._late_by(one, seen, now), self.by_tokens)
+        if any(one.request_id == request.request_id for one in given_up):
+            late = late_by is not None and late_by > 0
+            return self._shed(request, prediction.binding if late else ShedReason.OUTRANKED, late_by or 0.0, prediction)
+        return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0) for one in given_up)
+
+    def _late_by(self, request: Request, prediction: Prediction, now: float) -> float | None:
+        ttft = prediction.ttft
+        if ttft is None:
+            return None
+        return now + ttft - (request.deadline - self.margin(request)) - 1e-9
+
+    def _expiry(self, request: Request, prediction: Prediction) -> float:
+        """The last instant at which sending it can still keep its promise."""
+        own = prediction.own
+        return math.inf if own is None else request.deadline - own - prediction.iteration
+
+    def _shed(self, request: Request, reason: ShedReason, excess: float, prediction: Prediction = UNKNOWN) -> Shed:
+        return Shed(request.request_id, reason, retry_after(max(0.0, excess), spread(self._seed, request.request_id)), prediction)
+
+
+def _shares(slo: Sequence[PriorityClass]) -> dict[int, float]:
+    total = sum(known.shares for known in slo)
+    return {known.priority: known.shares / total for known in slo}
+
+
+def _place(order: Sequence[Request], request: Request) -> int:
+    """Where it stands in service order: behind its class's earlier arrivals, before lower classes."""
+    key = (-request.priority, request.arrival, request.request_id)
+    index = len(order)
+    while index and (-order[index - 1].priority, order[index - 1].arrival, order[index - 1].request_id) > key:
+        index -= 1
+    return index

@@ -1,0 +1,284 @@
+"""The door of one pool, put together: queue, fleet, controller and prefix index, in the order in which a request meets them.
+
+Gateway and simulator drive this same object with their own clock. It opens no connection and wakes nobody: what it decides it returns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from headway_core.admission.controller import AdmissionController
+from headway_core.admission.fleet import Fleet
+from headway_core.admission.load import Load
+from headway_core.admission.prefixes import PrefixIndex
+from headway_core.admission.queue import WaitingQueue
+from headway_core.admission.request import Admit, Prediction, Request, Shed, Wait
+from headway_core.admission.routing import Route, choose
+from headway_core.contract import LoadHint, RuntimeReport, ShedReason
+from headway_core.slo import PriorityClass
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send `request` to `replica` now."""
+
+    request: Request
+    replica: str
+    number: int
+    """For the header `contract.DISPATCH`: ``f"{gateway}:{number}"``."""
+    priority: int
+    """For the header `contract.PRIORITY`: its class's, or a higher one when it has aged, so that it does not starve in the engine."""
+    prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A predicted TTFT against what happened; for a shed request, against what would have."""
+
+    priority: int
+    shed: bool
+    predicted: float
+    actual: float
+
+    @property
+    def error(self) -> float:
+        """predicted - actual, seconds."""
+        return self.predicted - self.actual
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What has to be done now. An offered request appears once, in `dispatches` or in `shed`, unless it is cancelled."""
+
+    dispatches: tuple[Dispatch, ...] = ()
+    shed: tuple[Shed, ...] = ()
+
+
+@dataclass(slots=True)
+class _Open:
+    request: Request
+    replica: str
+    number: int
+    expected: float | None
+    """Instant at which the first token was predicted at dispatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shadow:
+    """A request that was shed, compared through the one that it would have stood behind."""
+
+    priority: int
+    predicted: float
+    expected: float
+    """When the one ahead was predicted to have its first token, from the same view of the load."""
+
+
+class Door:
+    """One pool's door. Ask `turns` again after every call that frees something, and every few milliseconds while anything waits."""
+
+    def __init__(
+        self,
+        slo: Sequence[PriorityClass],
+        gateway: str,
+        *,
+        controller: AdmissionController | None = None,
+        queue: WaitingQueue | None = None,
+        fleet: Fleet | None = None,
+        prefixes: PrefixIndex | None = None,
+    ) -> None:
+        self.slo = tuple(slo)
+        self.controller = controller if controller is not None else AdmissionController()
+        self.queue = queue if queue is not None else WaitingQueue()
+        self.fleet = fleet if fleet is not None else Fleet(gateway)
+        self.prefixes = prefixes if prefixes is not None else PrefixIndex()
+        self.draining = False
+        """Set when this gateway goes away: nothing new comes in, what waits still has its turn."""
+        self._open: dict[int, _Open] = {}
+        self._predicted: dict[int, float] = {}
+        self._shadows: dict[int, _Shadow] = {}
+        self._review = False
+
+    # ------------------------------------------------------------ the path of a request
+
+    def offer(self, request: Request, now: float) -> Answers:
+        """A new request. It is dispatched at once, kept waiting (in no list of the answer) or shed; others may be shed for it."""
+        matches = self.prefixes.matches(request.prefix)
+        if matches and request.prefix_chunk_tokens:
+            cached = min(request.prompt_tokens - 1, int(max(matches.values()) * request.prefix_chunk_tokens))
+            request = replace(request, cached_tokens=cached)
+        self.controller.offered(request, now)
+        load = self.load(now)
+        decision = self.controller.decide(request, load, self.slo, now, matches)
+        if isinstance(decision, Shed):
+            self._remember_shed(request, decision, load, now)
+            return Answers(shed=(decision,))
+        shed = [given_up for given_up in decision.give_up if self._leave(given_up.request_id)]
+        if isinstance(decision, Wait) and not self.queue.fits(request):
+            displaced = self._displace(request, load)
+            if displaced is None:
+                return Answers(shed=(*shed, self.controller.shed(request, ShedReason.QUEUE_FULL, load, self.slo)))
+            shed += displaced
+        if decision.prediction.ttft is not None:
+            self._predicted[request.request_id] = decision.prediction.ttft
+        if isinstance(decision, Admit):
+            route = Route(decision.replica, decision.prediction, request.cached_tokens)
+            return Answers((self._send(request, route, request.priority, now),), tuple(shed))
+        self.queue.push(request, decision.expiry)
+        return Answers(shed=tuple(shed))
+
+    def turns(self, now: float) -> Answers:
+        """Whose turn it is now, and whose wait is over without one."""
+        load = self.load(now)
+        late = ShedReason.QUEUE_TIME if load.replicas else ShedReason.NO_REPLICA
+        shed = []
+        for request in self.queue.expire(now):
+            self._predicted.pop(request.request_id, None)
+            shed.append(self.controller.shed(request, late, load, self.slo))
+        if self._review:
+            self._review = False
+            shed += [given_up for given_up in self.controller.review(self.load(now), self.slo, now) if self._leave(given_up.request_id)]
+        dispatches: list[Dispatch] = []
+        while (turn := self._next_turn(now)) is not None:
+            request, route, priority = turn
+            self.queue.leave(request.request_id)
+            self.queue.served(request)
+            dispatches.append(self._send(request, route, priority, now))
+        return Answers(tuple(dispatches), tuple(shed))
+
+    def first_token(self, request_id: int, now: float) -> tuple[Comparison, ...]:
+        """Its first content came. Returns what this says about predictions."""
+        opened = self._open.get(request_id)
+        if opened is None:
+            return ()
+        found: list[Comparison] = []
+        predicted = self._predicted.pop(request_id, None)
+        if predicted is not None:
+            found.append(Comparison(opened.request.priority, False, predicted, now - opened.request.arrival))
+        shadow = self._shadows.pop(request_id, None)
+        if shadow is not None:
+            found.append(Comparison(shadow.priority, True, shadow.predicted, shadow.predicted + now - shadow.expected))
+        for comparison in found:
+            self.controller.compare(comparison.priority, comparison.predicted, comparison.actual)
+        self.fleet.outliers.success(opened.replica, now)
+        return tuple(found)
+
+    def ended(self, request_id: int, now: float, server_error: bool = False) -> None:
+        """It is over, however it ended: answered, refused by the runtime, cancelled, timed out. Asking twice does no harm.
+
+        `server_error`: the connect failed, the runtime answered 5xx, or the connection broke. Never for what a client did.
+        """
+        self._predicted.pop(request_id, None)
+        self._shadows.pop(request_id, None)
+        if self.queue.leave(request_id) is not None:
+            return
+        opened = self._open.pop(request_id, None)
+        if opened is None:
+            return
+        self.fleet.end(opened.replica, opened.number)
+        if server_error:
+            self.fleet.outliers.server_error(opened.replica, now)
+
+    def again(self, request: Request, now: float, tried: Sequence[str]) -> Answers:
+        """Another replica for a request whose first one failed before any content (`ended` was told). It keeps its place by arrival.
+
+        Dispatched to a replica that is not in `tried`, or shed: it does not wait a second time.
+        """
+        load = Load(self.fleet.loads(now, exclude=tried))
+        route = choose(request, load, self.prefixes.matches(request.prefix))
+        if route is None:
+            reason = ShedReason.QUEUE_TIME if load.replicas else ShedReason.NO_REPLICA
+            return Answers(shed=(self.controller.shed(request, reason, load, self.slo),))
+        return Answers((self._send(request, route, request.priority, now),))
+
+    # ------------------------------------------------------------ what is learned from replicas
+
+    def report(self, report: RuntimeReport, now: float, round_trip: float = 0.0) -> None:
+        """A polled load report."""
+        if self.fleet.observe(report, now, round_trip):
+            self.prefixes.forget(report.replica)
+        self._review = True
+
+    def hint(self, replica: str, hint: LoadHint, now: float) -> None:
+        """The short report that rode on a response."""
+        self.fleet.hint(replica, hint, now)
+
+    def remove(self, replica: str) -> None:
+        """The replica is gone for good."""
+        self.fleet.remove(replica)
+        self.prefixes.forget(replica)
+
+    # ------------------------------------------------------------ looking
+
+    def load(self, now: float) -> Load:
+        """The snapshot that decisions are taken from."""
+        return Load(
+            replicas=self.fleet.loads(now),
+            waiting=self.queue.order(),
+            higher_work=self.controller.higher_work(self.slo, now),
+            draining=self.draining,
+        )
+
+    def saturated(self, now: float) -> bool:
+        """The rate rule holds: more is offered than the pool can carry."""
+        return self.controller.saturated(self.load(now), now)
+
+    def wake_at(self) -> float | None:
+        """The next instant at which a wait ends by itself; None while nobody waits."""
+        return self.queue.next_expiry()
+
+    # ------------------------------------------------------------ inside
+
+    def _next_turn(self, now: float) -> tuple[Request, Route, int] | None:
+        request = self.queue.next(now)
+        if request is None:
+            return None
+        priority = request.priority
+        if self.queue.aged(request, now):
+            priority = max(other.priority for other in self.queue.turns(now))
+        served_as = request if priority == request.priority else replace(request, slo=replace(request.slo, priority=priority))
+        route = choose(served_as, Load(self.fleet.loads(now)), self.prefixes.matches(request.prefix))
+        return None if route is None else (request, route, priority)
+
+    def _send(self, request: Request, route: Route, priority: int, now: float) -> Dispatch:
+        number = self.fleet.dispatch(route.replica, priority, request.prompt_tokens - route.cached_tokens, now)
+        ttft = route.prediction.ttft
+        self._open[request.request_id] = _Open(request, route.replica, number, None if ttft is None else now + ttft)
+        self.prefixes.sent(request.prefix, route.replica)
+        self.controller.admitted(request, now)
+        return Dispatch(request, route.replica, number, priority, route.prediction)
+
+    def _leave(self, request_id: int) -> bool:
+        self._predicted.pop(request_id, None)
+        self._shadows.pop(request_id, None)
+        return self.queue.leave(request_id) is not None
+
+    def _displace(self, request: Request, load: Load) -> list[Shed] | None:
+        """Makes room in a full queue out of lower classes, the lowest and latest first; None when that would not be enough."""
+        lower = [other for other in reversed(self.queue.order()) if other.priority < request.priority]
+        count, size = len(self.queue), self.queue.bytes
+        limits = self.queue.limits
+        out: list[Request] = []
+        while count >= limits.requests or size + request.size_bytes > limits.bytes:
+            if len(out) == len(lower):
+                return None
+            out.append(lower[len(out)])
+            count, size = count - 1, size - out[-1].size_bytes
+        for other in out:
+            self._leave(other.request_id)
+        return [self.controller.shed(other, ShedReason.QUEUE_FULL, load, self.slo) for other in out]
+
+    def _remember_shed(self, request: Request, shed: Shed, load: Load, now: float) -> None:
+        """Pairs it with the last one that it would have stood behind and that has no pair yet."""
+        predicted = shed.prediction.ttft
+        if predicted is None:
+            return
+        ahead = [other for other in load.waiting if other.priority >= request.priority]
+        if ahead:
+            last, expected = ahead[-1].request_id, self.controller.expected(ahead, load, self.slo, now)
+        else:
+            last, opened = next(reversed(self._open.items()), (0, None))
+            expected = opened.expected if opened is not None and last in self._predicted else None
+        if expected is not None and math.isfinite(expected) and last not in self._shadows:
+            self._shadows[last] = _Shadow(request.priority, predicted, expected)

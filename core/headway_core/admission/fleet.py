@@ -1,0 +1,234 @@
+"""The replicas of a pool as one gateway knows them: their last reports, and what it sent that those reports have not seen.
+
+Every dispatch to a replica has a number that grows by one. A report says the highest number seen from each gateway, so exactly the
+later ones are added to what it says. Between reports the backlog drains at the replica's own rate C. Only this file knows how old
+what it says is; decisions read `loads`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+
+from headway_core.admission.load import ReplicaLoad
+from headway_core.admission.outliers import Outliers
+from headway_core.contract import ClassLoad, LoadHint, ReplicaState, RuntimeReport
+
+STALE_INTERVALS = 3
+"""A report older than this many poll intervals says nothing about now."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """One request that this gateway has open on the replica."""
+
+    priority: int
+    tokens: int
+    at: float
+
+
+@dataclass(slots=True)
+class Replica:
+    """One replica: its last report, when it came, and what was sent to it."""
+
+    report: RuntimeReport
+    received: float
+    round_trip: float = 0.0
+    numbers: int = 0
+    """The last dispatch number used."""
+    sent: dict[int, _Sent] = field(default_factory=dict)
+    """Dispatch number → request, from dispatch to its end."""
+    ended: int = 0
+    """Requests of ours that ended since the last report: slots that are free again."""
+
+    def seen(self, gateway: str) -> int:
+        """The highest of our dispatch numbers that the last report includes."""
+        return self.report.dispatched.get(gateway, 0)
+
+
+class Fleet:
+    """Books of one pool. `gateway` is this gateway's boot id; `interval` the seconds between polls of a load report."""
+
+    def __init__(self, gateway: str, interval: float = 1.0, outliers: Outliers | None = None) -> None:
+        if not interval > 0:
+            raise ValueError(f"interval must be positive, not {interval}")
+        self.gateway = gateway
+        self.interval = interval
+        self.outliers = outliers if outliers is not None else Outliers()
+        self.cordoned: frozenset[str] = frozenset()
+        """Replica ids that get nothing new, from the policy."""
+        self._replicas: dict[str, Replica] = {}
+        self._frozen: frozenset[str] = frozenset()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._replicas)
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def __contains__(self, replica: str) -> bool:
+        return replica in self._replicas
+
+    def report(self, replica: str) -> RuntimeReport | None:
+        """The last report of that replica."""
+        known = self._replicas.get(replica)
+        return known.report if known else None
+
+    def age(self, replica: str, now: float) -> float | None:
+        """Seconds since its last report or hint came; None when there never was one."""
+        known = self._replicas.get(replica)
+        return now - known.received if known else None
+
+    def in_flight(self, replica: str) -> int:
+        """Requests that this gateway has open there."""
+        known = self._replicas.get(replica)
+        return len(known.sent) if known else 0
+
+    def observe(self, report: RuntimeReport, now: float, round_trip: float = 0.0) -> bool:
+        """Takes a polled report; True when the replica is new or has restarted (what it had cached is gone).
+
+        One that is older than what is known (a poll that was overtaken) is passed over.
+        """
+        known = self._replicas.get(report.replica)
+        if known is None:
+            self._replicas[report.replica] = Replica(report, now, round_trip)
+            return True
+        restarted = known.report.boot_id != report.boot_id
+        if not restarted and report.seq < known.report.seq:
+            return False
+        # Requests open on the old process end by themselves, with their connections.
+        known.report, known.received, known.ended = report, now, 0
+        known.round_trip = round_trip if restarted else 0.8 * known.round_trip + 0.2 * round_trip
+        if restarted:
+            self.outliers.forget(report.replica)
+        return restarted
+
+    def hint(self, replica: str, hint: LoadHint, now: float) -> None:
+        """Takes the short report of a response; one of another boot, or older than what is known, is passed over."""
+        known = self._replicas.get(replica)
+        if known is None or known.report.boot_id != hint.boot_id or hint.seq < known.report.seq:
+            return
+        known.report = replace(
+            known.report,
+            seq=hint.seq,
+            running=hint.running,
+            waiting=hint.waiting,
+            free_slots=hint.free_slots,
+            free_blocks=hint.free_blocks,
+            classes=_classes(known.report, hint),
+            dispatched=hint.dispatched,
+            prefill_rate=known.report.prefill_rate if hint.prefill_rate is None else hint.prefill_rate,
+            completion_rate=known.report.completion_rate if hint.completion_rate is None else hint.completion_rate,
+        )
+        known.received, known.ended = now, 0
+
+    def remove(self, replica: str) -> None:
+        """The replica is gone for good."""
+        self._replicas.pop(replica, None)
+        self.outliers.forget(replica)
+
+    def dispatch(self, replica: str, priority: int, uncached_tokens: int, now: float) -> int:
+        """Books a request as sent, with the priority it is served at; the number belongs into the header `contract.DISPATCH`."""
+        known = self._replicas[replica]
+        known.numbers += 1
+        known.sent[known.numbers] = _Sent(priority, uncached_tokens, now)
+        return known.numbers
+
+    def end(self, replica: str, number: int) -> None:
+        """The request with this number is over on that replica, however it ended. Asking twice does no harm."""
+        known = self._replicas.get(replica)
+        if known is not None and known.sent.pop(number, None) is not None and number <= known.seen(self.gateway):
+            known.ended += 1
+
+    def loads(self, now: float, exclude: Collection[str] = ()) -> tuple[ReplicaLoad, ...]:
+        """Those that may be chosen now, as they are thought to be at this instant.
+
+        Fresh, ready, neither cordoned nor ejected. When fewer than half of the ready replicas are fresh it is the reporting that failed,
+        not the replicas: the set of the last good moment stays in force, and what is sent keeps being added to what was last known.
+        """
+        ready = [name for name, known in self._replicas.items() if known.report.state is ReplicaState.READY]
+        fresh = [name for name in ready if now - self._replicas[name].received <= STALE_INTERVALS * self.interval]
+        if 2 * len(fresh) >= len(ready):
+            self._frozen = frozenset(fresh)
+        allowed = [
+            name for name in ready if name in self._frozen and name not in self.cordoned and not self._replicas[name].report.cordoned
+        ]
+        out = self.outliers.ejected(allowed, now)
+        return tuple(self._load(name, now) for name in allowed if name not in out and name not in exclude)
+
+    def counts(self, now: float) -> tuple[int, int]:
+        """Replicas that are ready and fresh, and those known at all."""
+        fresh = sum(
+            known.report.state is ReplicaState.READY and now - known.received <= STALE_INTERVALS * self.interval
+            for known in self._replicas.values()
+        )
+        return fresh, len(self._replicas)
+
+    def _load(self, name: str, now: float) -> ReplicaLoad:
+        known = self._replicas[name]
+        report = known.report
+        age = min(max(0.0, now - known.received), STALE_INTERVALS * self.interval)
+        backlog = {load.priority: float(load.remaining_prefill_tokens) for load in report.classes}
+        waiting = {load.priority: load.waiting for load in report.classes}
+        clock = known.received
+        for number, sent in known.sent.items():
+            if number <= known.seen(self.gateway):
+                continue
+            _drain(backlog, (report.prefill_rate or 0.0) * max(0.0, sent.at - clock))
+            clock = max(clock, sent.at)
+            backlog[sent.priority] = backlog.get(sent.priority, 0.0) + sent.tokens
+            waiting[sent.priority] = waiting.get(sent.priority, 0) + 1
+        _drain(backlog, (report.prefill_rate or 0.0) * max(0.0, known.received + age - clock))
+        finished = max(float(known.ended), (report.completion_rate or 0.0) * age if report.free_slots <= 0 else 0.0)
+        budget = report.effective.prefill_token_budget or report.capacity.prefill_token_budget
+        return ReplicaLoad(
+            replica=name,
+            backlog=backlog,
+            waiting=waiting,
+            running={load.priority: load.running for load in report.classes},
+            free_slots=report.free_slots + finished,
+            free_blocks=report.free_blocks,
+            block_size=report.capacity.block_size,
+            budget=budget,
+            prefill_rate=report.prefill_rate or None,
+            completion_rate=report.completion_rate or None,
+            block_release_rate=report.block_release_rate or None,
+            iteration=report.iteration_seconds,
+            in_flight=len(known.sent),
+            slack=known.round_trip + (report.iteration_seconds or 0.0),
+        )
+
+
+def _classes(report: RuntimeReport, hint: LoadHint) -> tuple[ClassLoad, ...]:
+    """The classes of the last full report, with the hint's tokens and totals; what a hint cannot say per class stays as it was."""
+    waiting = {load.priority: load.waiting for load in report.classes}
+    running = {load.priority: load.running for load in report.classes}
+    _settle(waiting, hint.waiting, hint.remaining_prefill_tokens)
+    _settle(running, hint.running, hint.remaining_prefill_tokens)
+    ranks = sorted({*waiting, *running, *hint.remaining_prefill_tokens}, reverse=True)
+    return tuple(ClassLoad(rank, waiting.get(rank, 0), running.get(rank, 0), hint.remaining_prefill_tokens.get(rank, 0)) for rank in ranks)
+
+
+def _settle(counts: dict[int, int], total: int, present: Collection[int]) -> None:
+    """Brings the sum of `counts` to `total`: more go to the highest class that has work there, fewer come off the highest first."""
+    missing = total - sum(counts.values())
+    if missing > 0:
+        rank = max(present, default=max(counts, default=0))
+        counts[rank] = counts.get(rank, 0) + missing
+    for rank in sorted(counts, reverse=True):
+        if missing >= 0:
+            break
+        off = min(counts[rank], -missing)
+        counts[rank] -= off
+        missing += off
+
+
+def _drain(backlog: dict[int, float], tokens: float) -> None:
+    """Takes computed tokens off, the highest class first, as the engine works."""
+    for rank in sorted(backlog, reverse=True):
+        if tokens <= 0 or not math.isfinite(tokens):
+            return
+        done = min(tokens, backlog[rank])
+        backlog[rank] -= done
+        tokens -= done

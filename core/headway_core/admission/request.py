@@ -1,0 +1,137 @@
+"""A request as the door sees it, and what the door may answer. Data only: deciding happens in `controller`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from headway_core.contract import ShedReason
+from headway_core.slo import PriorityClass
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, judged by the promise in force when it arrived.
+
+    `request_id` is the gateway's own number for it, never a client's string. `arrival` in seconds of the gateway's clock.
+    """
+
+    request_id: int
+    slo: PriorityClass
+    arrival: float
+    prompt_tokens: int
+    """Exact, or the estimate of `tokens.TokenEstimator`."""
+    size_bytes: int = 0
+    """What it occupies while it waits."""
+    cached_tokens: int = 0
+    """Prompt tokens that some replica probably holds (`prefixes.PrefixIndex`); fewer than `prompt_tokens`."""
+    prefix: tuple[Hashable, ...] = ()
+    """Chained digests of the prompt's head (`prefixes.prefix_chain`), shortest first."""
+    prefix_chunk_tokens: float = 0.0
+    """Tokens that one element of `prefix` stands for."""
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1 or self.size_bytes < 0 or not math.isfinite(self.arrival):
+            raise ValueError(f"a request has at least one token, no negative size and a finite arrival, not {self}")
+        if not 0 <= self.cached_tokens < self.prompt_tokens:
+            raise ValueError(f"cached tokens lie in [0, {self.prompt_tokens}): the last one is always computed, not {self.cached_tokens}")
+
+    @property
+    def priority(self) -> int:
+        """The priority of its class: higher goes first."""
+        return self.slo.priority
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens that still have to be computed, at least 1."""
+        return self.prompt_tokens - self.cached_tokens
+
+    @property
+    def target(self) -> float | None:
+        """Seconds from arrival that its first token may take; None when its class has no TTFT objective."""
+        ttft = self.slo.objectives.ttft
+        return None if ttft is None else ttft.limit(self.prompt_tokens)
+
+    @property
+    def deadline(self) -> float:
+        """Instant by which the first token is promised; infinite without a TTFT objective."""
+        target = self.target
+        return math.inf if target is None else self.arrival + target
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The waits of a newcomer, seconds, each None when what it depends on is unknown; see `prediction.predict`."""
+
+    prefill_wait: float | None
+    slot_wait: float | None
+    block_wait: float | None
+    own: float | None
+    """Its own uncached tokens / C."""
+    iteration: float
+    """One iteration; 0 when no iteration was measured yet, because then nothing runs."""
+
+    @property
+    def wait(self) -> float | None:
+        """The longest of the waits; None as soon as one is unknown."""
+        if self.prefill_wait is None or self.slot_wait is None or self.block_wait is None:
+            return None
+        return max(self.prefill_wait, self.slot_wait, self.block_wait)
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from now to the first token."""
+        wait = self.wait
+        return None if wait is None or self.own is None else wait + self.own + self.iteration
+
+    @property
+    def binding(self) -> ShedReason:
+        """Which wait is the longest: the reason to give when it is too long."""
+        waits = (
+            (self.prefill_wait or 0.0, ShedReason.PREFILL_WAIT),
+            (self.slot_wait or 0.0, ShedReason.SLOT_WAIT),
+            (self.block_wait or 0.0, ShedReason.BLOCK_WAIT),
+        )
+        return max(waits, key=lambda pair: pair[0])[1]
+
+
+UNKNOWN = Prediction(None, None, None, None, 0.0)
+"""Nothing is known: not zero, and not a reason to shed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Send it to `replica` now."""
+
+    replica: str
+    prediction: Prediction
+    give_up: tuple[Shed, ...] = ()
+    """Waiting requests that must be told "not now", so that the others keep their promise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Keep it in the queue, at most until the instant `expiry`; then ask again."""
+
+    expiry: float
+    prediction: Prediction
+    give_up: tuple[Shed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shed:
+    """Answer "not now": 429 (503 when nothing can serve at all) with `retry_after` whole seconds."""
+
+    request_id: int
+    reason: ShedReason
+    retry_after: int
+    prediction: Prediction = UNKNOWN
+
+    @property
+    def contended(self) -> bool:
+        """Capacity exists but is taken: 429. Otherwise nothing can serve now: 503."""
+        return self.reason not in (ShedReason.NO_REPLICA, ShedReason.DRAINING)
+
+
+Decision = Admit | Wait | Shed

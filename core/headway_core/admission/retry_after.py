@@ -1,0 +1,34 @@
+"""Retry-After: when it would fit, as a whole number of seconds, spread so that those told the same do not come back together."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+SHORTEST = 1
+LONGEST = 60
+"""Official SDKs ignore a Retry-After above 60 s."""
+SPREAD = 0.5
+"""The jitter: up to this much of the wait is added."""
+
+
+def retry_after(excess: float, jitter: float, shortest: int = SHORTEST, longest: int = LONGEST) -> int:
+    """Whole seconds, rounded up, in [shortest, longest], never falling when `excess` grows.
+
+    `excess`: seconds until the backlog has shrunk so far that the request would fit (infinite: nobody knows).
+    `jitter`: uniform in [0, 1), from `spread` or a random generator.
+    """
+    if not 0 <= jitter < 1:
+        raise ValueError(f"jitter lies in [0, 1), not {jitter}")
+    if math.isnan(excess):
+        raise ValueError("excess is a number of seconds, not NaN")
+    if excess >= longest:
+        # Still spread at the bound, else a long outage ends in a stampede.
+        return max(shortest, math.ceil(longest * (1 - SPREAD * jitter)))
+    return min(longest, max(shortest, math.ceil(max(0.0, excess) * (1 + SPREAD * jitter))))
+
+
+def spread(seed: int, request_id: int) -> float:
+    """A number in [0, 1) that is the same whenever the same question is asked again: deciding stays free of side effects."""
+    digest = hashlib.blake2b(f"{seed}:{request_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64

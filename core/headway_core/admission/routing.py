@@ -1,0 +1,51 @@
+"""Which replica serves: the least predicted TTFT, in which a prompt head that the replica holds already counts as computed.
+
+That is all there is to affinity: a warm replica wins as long as what it saves exceeds what it makes one wait, so no threshold has to be
+tuned. Only replicas whose dispatch window is open are sent to (`load.ReplicaLoad.accepts`); that window, not the choice, keeps a
+crowd from falling upon a replica that has just come up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headway_core.admission.load import Load, ReplicaLoad
+from headway_core.admission.prediction import predict, with_cached
+from headway_core.admission.request import Prediction, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where to send it, and what is predicted there."""
+
+    replica: str
+    prediction: Prediction
+    cached_tokens: int
+
+
+def choose(request: Request, load: Load, matches: Mapping[str, int] | None = None) -> Route | None:
+    """The replica to send `request` to now; None while every window is closed.
+
+    `matches`: replica → leading elements of `request.prefix` that it holds (`prefixes.PrefixIndex.matches`).
+    Replicas that have not measured their rate yet come last, with few requests in flight each, except when they are idle: somebody has
+    to be first, or the rate stays unknown for ever.
+    """
+    matches = matches or {}
+    best: tuple[tuple[float, ...], Route] | None = None
+    for replica in load.replicas:
+        seen = with_cached(request, int(matches.get(replica.replica, 0) * request.prefix_chunk_tokens))
+        if not replica.accepts(seen):
+            continue
+        prediction = predict(seen, replica)
+        key = _rank(replica, prediction.ttft)
+        if best is None or key < best[0]:
+            best = (key, Route(replica.replica, prediction, seen.cached_tokens))
+    return best[1] if best is not None else None
+
+
+def _rank(replica: ReplicaLoad, ttft: float | None) -> tuple[float, ...]:
+    """Sort key: an unmeasured idle replica, then by predicted TTFT, then the unmeasured busy; ties to the one with less in flight."""
+    if ttft is not None:
+        return (1.0, ttft, replica.in_flight)
+    return (0.0 if replica.in_flight == 0 and replica.prefill_rate is None else 2.0, replica.in_flight, 0.0)
