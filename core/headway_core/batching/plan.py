@@ -1,9 +1,14 @@
-"""What the scheduler asks of an executor, and what it is told back. Integers only: a plan can be sent to other processes as it is."""
+"""What the scheduler asks of an executor, and what it is told back. Integers only: a plan can be sent to other processes as it is.
+
+`Item`, `Outcome` and `Event` are named tuples because every running sequence has one of each in every iteration, and a frozen dataclass
+takes three times as long to make.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +39,16 @@ class Shape:
     """Rows that go through the LM head and the sampler."""
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One sequence's part in an iteration: compute tokens [start, start + count) of it in batch row `row`."""
 
     seq_id: int
     epoch: int
-    """Grows at each eviction: results of an older epoch are dropped."""
+    """Another number after each eviction, always a larger one: results of an older epoch are dropped."""
     row: int
     """Persistent batch slot: the same sequence keeps it while it runs."""
     start: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks an item for
     samples: bool
     """The last computed token's logits give a new token: only after the last known token of the sequence."""
     new_blocks: tuple[int, ...]
@@ -53,18 +57,20 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """One iteration. `freed_rows` held sequences that left since the last plan."""
+    """One iteration. `freed_rows` held sequences that left since the last plan: free them first, an item may use one of them again."""
 
     plan_id: int
     items: tuple[Item, ...]
     freed_rows: tuple[int, ...]
     shape: Shape
     stable_for: int = 0
-    """How many further iterations would be the same pure decode, if nobody arrived: lets a simulator jump."""
+    """How many further iterations would be the same pure decode, if nobody arrived, was cancelled or ended before max_tokens: lets a
+    simulator jump with `Scheduler.fast_forward`."""
+    prefill_budget: int = 0
+    """Prefill tokens that this iteration might have carried; 0 when it carries none. Filled means that prefill was what limited."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of an item that sampled: whether its new token ends the sequence (end token, stop string, abort)."""
 
     seq_id: int
@@ -90,9 +96,8 @@ class EventKind(Enum):
     PREEMPTED = "preempted"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One thing that `Scheduler.complete` or `Scheduler.schedule` decided about one sequence."""
+class Event(NamedTuple):
+    """One thing that happened to one sequence, in the order in which it happened."""
 
     kind: EventKind
     seq_id: int

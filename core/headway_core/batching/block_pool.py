@@ -1,0 +1,172 @@
+"""The KV cache as numbered blocks: who holds which, which content can be found again, which may be reused.
+
+Blocks are counted by reference. A full block never changes again, so it may be *published* under the digest of everything up to its end,
+and others hold it too. When nobody holds a published block it stays findable until its room is needed; the least recently released
+goes first. Nothing here knows what a block contains.
+
+At any moment a block is in exactly one place:
+
+* held: ``references > 0``, by block tables and by releases that wait for a plan;
+* cached: no references, published, in the order of release;
+* free: no references, no content.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Container, Iterable, Sequence
+
+
+class BlockPool:
+    """`num_blocks` blocks, numbered from 0."""
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a pool has at least 1 block, not {num_blocks}")
+        self.num_blocks = num_blocks
+        self.released = 0
+        """Blocks that came back to free or cached since the beginning."""
+        self._references = [0] * num_blocks
+        self._digest: list[bytes | None] = [None] * num_blocks
+        self._published: dict[bytes, int] = {}
+        self._free = deque(range(num_blocks))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._leaving: dict[int, list[int]] = {}
+        self._completed = -1
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be allocated now: free, or cached and held by nobody."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks held by nobody whose content can still be found."""
+        return len(self._cached)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without content."""
+        return len(self._free)
+
+    @property
+    def coming(self) -> int:
+        """Blocks that become available when the plans in flight are complete."""
+        if not self._leaving:
+            return 0
+        return self.freed_by(())
+
+    def match(self, digests: Sequence[bytes]) -> list[int]:
+        """The published blocks of the longest run of `digests` from the first. Changes nothing: `hold` them before the next `allocate`."""
+        found: list[int] = []
+        for digest in digests:
+            block = self._published.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def unheld(self, blocks: Iterable[int]) -> int:
+        """How many of these (matched) blocks nobody holds: holding them makes that many fewer available."""
+        return sum(not self._references[block] for block in blocks)
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Takes one more reference on each of these matched blocks."""
+        for block in blocks:
+            if not self._references[block]:
+                del self._cached[block]
+            self._references[block] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks with one reference each and no content; cached ones are forgotten when the free ones run out.
+
+        Raises:
+            ValueError: fewer are available. Ask `available` first.
+        """
+        if count > self.available:
+            raise ValueError(f"{count} blocks asked for, {self.available} available")
+        taken: list[int] = []
+        for _ in range(count):
+            if self._free:
+                block = self._free.popleft()
+            else:
+                block, _ = self._cached.popitem(last=False)
+                self._forget(block)
+            self._references[block] = 1
+            taken.append(block)
+        return taken
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """Makes a held block that is full and computed findable. When its content is known already, the block known first stays."""
+        if not self._references[block]:
+            raise ValueError(f"block {block} is held by nobody: it cannot be published")
+        if self._digest[block] is None and digest not in self._published:
+            self._published[digest] = block
+            self._digest[block] = digest
+
+    def release(self, blocks: Sequence[int], after: int = -1) -> None:
+        """Gives back one reference on each block, once plan `after` is complete: until then it may still be read or written.
+
+        `blocks` is a block table from its beginning: its end is the first to be forgotten, since it is of no use without the beginning.
+        """
+        if after > self._completed:
+            self._leaving.setdefault(after, []).extend(reversed(blocks))
+        else:
+            for block in reversed(blocks):
+                self._drop(block)
+
+    def complete(self, plan_id: int) -> None:
+        """Plan `plan_id` and those before it are complete: what was released after them comes back."""
+        self._completed = plan_id
+        for waited_for in [known for known in self._leaving if known <= plan_id]:
+            for block in self._leaving.pop(waited_for):
+                self._drop(block)
+
+    def freed_by(self, tables: Iterable[Sequence[int]], apart_from: Container[int] = ()) -> int:
+        """Blocks that would become available if these tables were released and all plans in flight were complete."""
+        counts = Counter(block for table in tables for block in table)
+        for leaving in self._leaving.values():
+            counts.update(leaving)
+        return sum(self._references[block] == count and block not in apart_from for block, count in counts.items())
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Proves the books against all live block tables. Raises AssertionError, saying what is wrong."""
+        counts = Counter(block for table in tables for block in table)
+        for leaving in self._leaving.values():
+            counts.update(leaving)
+        for block, references in enumerate(self._references):
+            _require(references == counts[block], f"block {block} has {references} references and {counts[block]} holders")
+            _require(references < 2 or self._digest[block] is not None, f"block {block} is shared and not published")
+            digest = self._digest[block]
+            _require(digest is None or self._published.get(digest) == block, f"block {block} is not found under its digest")
+        free, cached = set(self._free), set(self._cached)
+        held = {block for block, references in enumerate(self._references) if references}
+        _require(len(free) == len(self._free), "a block is free twice")
+        _require(not free & cached and not free & held and not cached & held, "a block is in two places")
+        _require(len(free) + len(cached) + len(held) == self.num_blocks, "a block is lost")
+        _require(all(self._digest[block] is not None for block in cached), "a cached block has no digest")
+        _require(all(self._digest[block] is None for block in free), "a free block has a digest")
+        _require(len(self._published) == sum(digest is not None for digest in self._digest), "a digest leads to no block")
+
+    def _drop(self, block: int) -> None:
+        if self._references[block] < 1:
+            raise ValueError(f"block {block} is held by nobody: it cannot be released")
+        self._references[block] -= 1
+        if self._references[block]:
+            return
+        self.released += 1
+        if self._digest[block] is None:
+            self._free.append(block)
+        else:
+            self._cached[block] = None
+
+    def _forget(self, block: int) -> None:
+        digest = self._digest[block]
+        if digest is not None:
+            del self._published[digest]
+            self._digest[block] = None
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)

@@ -1,0 +1,48 @@
+"""The promised pace of those that decode: which TPOT target an iteration has to keep.
+
+Counted from the actual first token, not from the promised one: a first token that came early must not become slack that one long prefill
+swallows. A sequence is past recovery when its last token would be late even if every iteration from now on carried no prefill; it leaves
+the minimum then, or it would starve prefill for ever without gaining anything.
+"""
+
+from __future__ import annotations
+
+from headway_core.batching.sequence import Sequence
+
+
+class TokenDeadlines:
+    """The decoding sequences that have a TPOT target, by target."""
+
+    def __init__(self) -> None:
+        self._by_target: dict[float, dict[int, Sequence]] = {}
+
+    def join(self, seq: Sequence) -> None:
+        """It has had its first token and decodes."""
+        if seq.tpot_target is not None:
+            self._by_target.setdefault(seq.tpot_target, {})[seq.seq_id] = seq
+
+    def leave(self, seq: Sequence) -> None:
+        """It ended or was preempted; nothing happens if it is not here."""
+        if seq.tpot_target is None:
+            return
+        members = self._by_target.get(seq.tpot_target)
+        if members is not None and members.pop(seq.seq_id, None) is not None and not members:
+            del self._by_target[seq.tpot_target]
+
+    def tightest(self, fastest: float, now: float) -> float | None:
+        """The smallest target, seconds, that somebody can still keep; None when there is none.
+
+        `fastest`: seconds that an iteration takes at least. Those past recovery are dropped on the way: each is looked at in vain once.
+        """
+        for target in sorted(self._by_target):
+            for seq in list(self._by_target[target].values()):
+                if now + seq.remaining_outputs * fastest <= last_deadline(seq, target, now):
+                    return target
+                self.leave(seq)
+        return None
+
+
+def last_deadline(seq: Sequence, target: float, now: float) -> float:
+    """When its last token is due: first token + (most tokens it can generate - 1)·TPOT. Before its first token, as if that came now."""
+    first = now if seq.first_token_at is None else seq.first_token_at
+    return first + (seq.num_outputs + seq.remaining_outputs - 1) * target

@@ -1,0 +1,65 @@
+"""Who is evicted when blocks or slots run short. Pure choices; the scheduler carries them out.
+
+* The lowest class first; in it the one with the least sunk, that is the fewest tokens to compute again; then the youngest.
+* Never a class above the one that asks, never the promoted one.
+* Never the oldest of the highest class that runs, so that somebody always gets to the end.
+* Never one that was preempted `SHIELDED_AFTER` times while another can be found.
+* A newcomer evicts only strictly lower classes, and nobody at all unless that makes enough room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Listing
+
+from headway_core.batching.sequence import Sequence
+
+SHIELDED_AFTER = 3
+
+Rank = Callable[[Sequence], int]
+
+
+def oldest(running: Iterable[Sequence], rank: Rank) -> Sequence:
+    """The one that must get to its end: the promoted one, or else the oldest of the highest class. `running` is not empty."""
+    return min(running, key=lambda seq: (not seq.promoted, -rank(seq), seq.arrival, seq.seq_id))
+
+
+def victim_for_growth(asking: Sequence, running: Listing[Sequence], rank: Rank) -> Sequence | None:
+    """Who gives way so that the running sequence `asking` gets its next block; it may be itself. None: nobody may be evicted."""
+    kept = oldest(running, rank)
+    own = rank(asking)
+    candidates = [seq for seq in running if seq is not kept and (rank(seq) <= own or asking.promoted) and not seq.promoted]
+    return min(candidates, key=lambda seq: _reluctance(seq, rank), default=None)
+
+
+def victims_for_start(
+    asking: Sequence,
+    running: Listing[Sequence],
+    rank: Rank,
+    enough: Callable[[Listing[Sequence]], bool],
+) -> list[Sequence]:
+    """The fewest needed of those that must give way before `asking` can start, in order of reluctance; empty when no choice is enough."""
+    if not running:
+        return []
+    kept = oldest(running, rank)
+    lower = sorted(
+        (seq for seq in running if rank(seq) < rank(asking) and not seq.promoted),
+        key=lambda seq: (seq is kept, *_reluctance(seq, rank)),
+    )
+    chosen: list[Sequence] = []
+    for seq in lower:
+        chosen.append(seq)
+        if enough(chosen):
+            break
+    else:
+        return []
+    # The last one may have made room enough without some that came before it.
+    for seq in list(chosen):
+        rest = [other for other in chosen if other is not seq]
+        if rest and enough(rest):
+            chosen = rest
+    return chosen
+
+
+def _reluctance(seq: Sequence, rank: Rank) -> tuple[bool, int, int, float, int]:
+    return (seq.preemptions >= SHIELDED_AFTER, rank(seq), seq.num_computed + seq.num_inflight, -seq.arrival, -seq.seq_id)
