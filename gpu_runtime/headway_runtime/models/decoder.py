@@ -1,0 +1,108 @@
+"""The decoder of all families: Llama, Mistral, Qwen2 and Qwen3 differ in their config alone.
+
+One iteration is one flat batch of tokens, whatever sequences they belong to; only attention, which is passed in, knows which is whose.
+Inference only: no gradients, no dropout.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from headway_runtime.checkpoint import Checkpoint
+from headway_runtime.linear import Linear, packing_works
+from headway_runtime.models.config import EMBEDDING, HEAD
+from headway_runtime.models.rope import RopeTable, rotate
+
+
+class Attention(Protocol):
+    """What the decoder asks of an iteration's attention."""
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Store the new keys and values, and let each query see its own sequence's past and itself.
+
+        q (tokens, heads, head_dim), k and v (tokens, kv_heads, head_dim) → (tokens, heads · head_dim).
+        """
+
+
+class Decoder:
+    """The weights of a model, and what an iteration does with them. `max_len` positions get a rotation."""
+
+    def __init__(self, checkpoint: Checkpoint, max_len: int, device: torch.device) -> None:
+        config = checkpoint.config
+        packed = packing_works(checkpoint.dtype, device)
+
+        def load(*names: str) -> torch.Tensor:
+            return torch.cat([checkpoint.tensor(name) for name in names]).to(device) if names[1:] else checkpoint.tensor(*names).to(device)
+
+        def linear(*names: str, bias: bool) -> Linear:
+            weights, biases = [f"{name}.weight" for name in names], [f"{name}.bias" for name in names]
+            return Linear(load(*weights), load(*biases) if bias else None, packed=packed)
+
+        self.config = config
+        self.embedding = load(EMBEDDING)  # (vocab, hidden)
+        self.rope = RopeTable(config.rope, config.head_dim, max_len, checkpoint.dtype, device)
+        self.layers = []
+        for index in range(config.num_layers):
+            at = f"model.layers.{index}."
+            self.layers.append(
+                _Layer(
+                    input_norm=load(at + "input_layernorm.weight"),
+                    qkv=linear(*(f"{at}self_attn.{part}_proj" for part in "qkv"), bias=config.qkv_bias),
+                    q_norm=load(at + "self_attn.q_norm.weight") if config.qk_norm else None,
+                    k_norm=load(at + "self_attn.k_norm.weight") if config.qk_norm else None,
+                    output=linear(at + "self_attn.o_proj", bias=config.o_bias),
+                    mlp_norm=load(at + "post_attention_layernorm.weight"),
+                    gate_up=linear(at + "mlp.gate_proj", at + "mlp.up_proj", bias=config.mlp_bias),
+                    down=linear(at + "mlp.down_proj", bias=config.mlp_bias),
+                )
+            )
+        self.norm = load("model.norm.weight")
+        self.head = Linear(self.embedding if config.tied else load(HEAD), packed=packed)
+
+    def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """ids and positions (tokens,) int64 → the last layer's output, not yet normalised: (tokens, hidden)."""
+        config = self.config
+        first_k, first_v = config.num_heads, config.num_heads + config.num_kv_heads
+        cos, sin = self.rope.at(positions)
+        x = self.embedding.index_select(0, ids)
+        for index, layer in enumerate(self.layers):
+            qkv = layer.qkv(self._norm(x, layer.input_norm))
+            heads = qkv.view(len(ids), -1, config.head_dim)  # (tokens, heads + 2 · kv_heads, head_dim)
+            q, k, v = heads[:, :first_k], heads[:, first_k:first_v], heads[:, first_v:]
+            if layer.q_norm is not None and layer.k_norm is not None:
+                q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+            mixed = attention.attend(index, rotate(q, cos, sin), rotate(k, cos, sin), v)
+            x = x + layer.output(mixed)
+            gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)  # (tokens, intermediate) each
+            x = x + layer.down(functional.silu(gate).mul_(up))
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(rows, hidden) of `hidden` → float32 (rows, vocab)."""
+        return self.head(self._norm(hidden, self.norm)).float()
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, weight.shape, weight, self.config.rms_eps)
+
+
+class _Layer:
+    """The weights of one layer."""
+
+    def __init__(
+        self,
+        *,
+        input_norm: torch.Tensor,
+        qkv: Linear,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        output: Linear,
+        mlp_norm: torch.Tensor,
+        gate_up: Linear,
+        down: Linear,
+    ) -> None:
+        self.input_norm, self.mlp_norm = input_norm, mlp_norm
+        self.qkv, self.output, self.gate_up, self.down = qkv, output, gate_up, down
+        self.q_norm, self.k_norm = q_norm, k_norm
