@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
 
 from headway_core.batching.ageing import Ageing
 from headway_core.batching.block_pool import BlockPool
@@ -207,11 +206,6 @@ class Books:
         # One count for all sequences: should an owner use a number again, results of the old sequence are not taken for the new one's.
         self._epochs += 1
         return self._epochs
-
-
-def blocks_of(sequences: Iterable[Sequence]) -> list[list[int]]:
-    """Their block tables."""
-    return [seq.blocks for seq in sequences]
 
 
 def _require(holds: bool, message: str) -> None:

@@ -21,13 +21,11 @@ Counts, numbers and digests only. The clock is the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Listing
-
-from headway_core.batching.books import Books, blocks_of
+from headway_core.batching.books import Books
+from headway_core.batching.draft import Draft
 from headway_core.batching.load import Counters, Load
-from headway_core.batching.plan import Event, EventKind, Item, IterationPlan, IterationResult, Limits, Shape
-from headway_core.batching.policies import Policy, PriorityPreemptive, View
-from headway_core.batching.preemption import victim_for_growth, victims_for_start
+from headway_core.batching.plan import Event, EventKind, IterationPlan, IterationResult, Limits
+from headway_core.batching.policies import Policy, PriorityPreemptive
 from headway_core.batching.sequence import Sequence, State
 from headway_core.errors import Unschedulable
 
@@ -52,9 +50,8 @@ class Scheduler:
         self._books = Books(num_blocks, block_size, self.policy, prefix_caching)
         self._in_flight: dict[int, IterationPlan] = {}
         self._plan_id = 0
-        """Of the plan being drawn up."""
-        self._decodes: dict[int, Item] = {}
-        self._prefills: dict[int, Item] = {}
+        self._stable_for = 0
+        """What is left of the last plan's `stable_for`; 0 as soon as anything happens."""
 
     # ------------------------------------------------------------ what the owner does
 
@@ -72,6 +69,7 @@ class Scheduler:
         if least > room:
             raise Unschedulable(least, room)
         seq.most_tokens = room if seq.max_tokens is None else least
+        self._stable_for = 0
         self._books.enter(seq, now)
 
     def cancel(self, seq_id: int, now: float) -> bool:
@@ -79,23 +77,30 @@ class Scheduler:
         seq = self._books.sequences.get(seq_id)
         if seq is None:
             return False
+        self._stable_for = 0
         self._books.leave(seq, now)
         self._books.counters.cancelled += 1
         return True
 
     def set_limits(self, limits: Limits) -> None:
         """The knobs from the next iteration on."""
+        self._stable_for = 0
         self.limits = limits
 
     def schedule(self, now: float) -> IterationPlan | None:
         """The next iteration, or None when there is nothing to compute (or nothing before a plan in flight is complete)."""
         self._plan_id += 1
+        self._stable_for = 0
         overdue = self._books.ageing.overdue(now)
         if overdue is not None:
             self._books.promote(overdue)
-        self._draw_up_decodes(now)
-        budget = self._draw_up_prefills(now) if self._books.prefilling or self._books.waiting else 0
-        return self._commit(budget)
+        draft = Draft(self._books, self.policy, self.limits, self._plan_id, now)
+        draft.add_decodes()
+        draft.add_prefills()
+        plan = draft.plan(alone=not self._in_flight)
+        if plan is not None:
+            self._in_flight[plan.plan_id] = plan
+        return plan
 
     def complete(self, result: IterationResult, now: float) -> tuple[Event, ...]:
         """Takes the result of the oldest plan in flight; returns what has happened to sequences since the last call, evictions included.
@@ -106,42 +111,64 @@ class Scheduler:
         plan = next(iter(self._in_flight.values()), None)
         if plan is None or plan.plan_id != result.plan_id:
             raise ValueError(f"the next result must be that of plan {plan and plan.plan_id}, not of {result.plan_id}")
-        finished = {(seq_id, epoch): ends for seq_id, epoch, ends in result.outcomes}
-        for item in plan.items:
-            if item.samples and (item.seq_id, item.epoch) not in finished:
-                raise ValueError(f"plan {plan.plan_id} sampled for sequence {item.seq_id}, and the result has no outcome for it")
+        outcomes = {(seq_id, epoch): finished for seq_id, epoch, finished in result.outcomes}
+        for seq_id, epoch, _, _, _, samples, _ in plan.items:
+            if samples and (seq_id, epoch) not in outcomes:
+                raise ValueError(f"plan {plan.plan_id} sampled for sequence {seq_id}, and the result has no outcome for it")
         del self._in_flight[plan.plan_id]
         books = self._books
         books.pool.complete(plan.plan_id)
-        sequences = books.sequences
-        events = books.events
-        books.events = []
-        for item in plan.items:
-            seq = sequences.get(item.seq_id)
-            if seq is None or seq.epoch != item.epoch:
+        events, books.events = books.events, []
+        sequences, token = books.sequences, EventKind.TOKEN
+        sampled = ended = 0
+        for seq_id, epoch, _, start, count, samples, _ in plan.items:
+            seq = sequences.get(seq_id)
+            if seq is None or seq.epoch != epoch:
                 continue
-            seq.num_inflight -= item.count
-            if item.start < seq.prefill_end:
-                self._count_prefill(seq, item)
-            else:
-                seq.num_computed += 1
+            seq.num_inflight -= count
+            prefill = start < seq.prefill_end
+            if prefill:
+                self._count_prefill(seq, start, count)
+            seq.num_computed += count
             if seq.num_computed >= seq.publish_at:
                 books.publish(seq)
-            if not item.samples:
+            if not samples:
                 continue
-            if item.start < seq.prefill_end:
-                books.deadlines.join(seq)
-                if seq.first_token_at is None:
-                    seq.first_token_at = now
-                    books.prompt_computed(seq, now)
+            if prefill:
+                self._first_token(seq, now)
             seq.num_tokens += 1
-            events.append(Event(EventKind.TOKEN, seq.seq_id))
-            books.counters.output_tokens += 1
-            if finished[item.seq_id, item.epoch] or seq.num_tokens >= seq.most_tokens:
+            sampled += 1
+            events.append(Event(token, seq_id))
+            if outcomes[seq_id, epoch] or seq.num_tokens >= seq.most_tokens:
                 books.leave(seq, now)
-                books.counters.finished += 1
-                events.append(Event(EventKind.FINISHED, seq.seq_id))
+                ended += 1
+                events.append(Event(EventKind.FINISHED, seq_id))
+        books.counters.output_tokens += sampled
+        books.counters.finished += ended
+        self._stable_for = 0 if ended else plan.stable_for
         return tuple(events)
+
+    def fast_forward(self, iterations: int) -> None:
+        """Does as if the plan that was completed last had run so many times more and nobody had ended: a simulator's jump.
+
+        No events are returned, and blocks that the sequences grew by are in no plan, so this is not for executors that keep block tables.
+
+        Raises:
+            ValueError: more than what is left of the plan's `stable_for`, or something happened since then.
+        """
+        if not 0 <= iterations <= self._stable_for:
+            raise ValueError(f"{iterations} iterations asked for, and {self._stable_for} are known to be alike")
+        self._stable_for -= iterations
+        books = self._books
+        for seq in books.decoding.values():
+            seq.num_computed += iterations
+            seq.num_tokens += iterations
+            while len(seq.blocks) * books.block_size < seq.num_computed:
+                books.grow(seq)
+            if seq.num_computed >= seq.publish_at:
+                books.publish(seq)
+        books.counters.iterations += iterations
+        books.counters.output_tokens += iterations * len(books.decoding)
 
     # ------------------------------------------------------------ what it says about itself
 
@@ -180,181 +207,15 @@ class Scheduler:
         """Proves that all books agree; for tests. Raises AssertionError."""
         self._books.check()
 
-    # ------------------------------------------------------------ drawing up an iteration
-
-    def _draw_up_decodes(self, now: float) -> None:
-        plan_id, block_size = self._plan_id, self._books.block_size
-        decodes = self._decodes
-        for seq in list(self._books.decoding.values()):
-            start = seq.num_computed + seq.num_inflight
-            # Evicted since the loop began, or its last token is being sampled already.
-            if seq.row is None or start >= seq.most_tokens - 1:
-                continue
-            new_blocks: tuple[int, ...] = ()
-            if start >= len(seq.blocks) * block_size:
-                if not self._make_room_for_one(seq, now):
-                    continue
-                new_blocks = self._books.grow(seq)
-            seq.num_inflight += 1
-            seq.previous_plan = seq.last_plan
-            seq.last_plan = plan_id
-            decodes[seq.seq_id] = Item(seq.seq_id, seq.epoch, seq.row, start, 1, True, new_blocks)
-
-    def _make_room_for_one(self, seq: Sequence, now: float) -> bool:
-        """Whether a block is available for this decode, after evictions if need be. False: it sits this iteration out, or was evicted."""
-        pool = self._books.pool
-        while not pool.available:
-            if pool.coming:
-                return False
-            victim = victim_for_growth(seq, self._books.running_sequences(), self.policy.rank)
-            if victim is None:
-                return False
-            self._evict(victim, now)
-            self._books.counters.preemptions_for_blocks += 1
-            if victim is seq:
-                return False
-        return True
-
-    def _draw_up_prefills(self, now: float) -> int:
-        """Hands out the budget, and returns it."""
-        books, order = self._books, self.policy.order
-        partials = sorted(books.prefilling.values(), key=order)
-        budget = left = self._budget(partials, now)
-        taken = at = 0
-        may_start = True
-        while left:
-            partial = partials[taken] if taken < len(partials) else None
-            waiting = books.waiting.at(at) if may_start else None
-            if partial is not None and (waiting is None or order(partial) < waiting[0]):
-                taken += 1
-                if partial.row is not None:
-                    left -= self._prefill(partial, left, (), now)
-            elif waiting is not None:
-                seq = waiting[1]
-                if self._try_to_start(seq, now):
-                    left -= self._prefill(seq, left, tuple(seq.blocks), now)
-                elif seq.promoted and books.running >= self.limits.max_num_seqs:
-                    at += 1  # It waits for a slot; those that exchange one do not take it from it.
-                else:
-                    may_start = False
-            else:
-                break
-        for partial in partials[taken:]:
-            if partial.row is not None:
-                books.ageing.idle(partial, now)
-        return budget
-
-    def _budget(self, partials: list[Sequence], now: float) -> int:
-        decodes = self._decodes.values()
-        first = self._books.waiting.at(0)
-        begins_new = first is not None and (not partials or first[0] < self.policy.order(partials[0]))
-        view = View(
-            limits=self.limits,
-            decode_rows=len(decodes),
-            context_tokens=sum(item.start for item in decodes) + len(decodes),
-            prefill_start=0 if begins_new or not partials else partials[0].num_computed + partials[0].num_inflight,
-            deadlines=self._books.deadlines,
-        )
-        return max(1, min(self.limits.prefill_token_budget, self.policy.budget(view, now)))
-
-    def _prefill(self, seq: Sequence, most: int, new_blocks: tuple[int, ...], now: float) -> int:
-        """Plans the next chunk of a running prefill, at most this many tokens; returns its length."""
-        start = seq.num_computed + seq.num_inflight
-        count = min(most, seq.prefill_end - start)
-        samples = start + count == seq.prefill_end
-        seq.num_inflight += count
-        seq.previous_plan = seq.last_plan
-        seq.last_plan = self._plan_id
-        self._books.ageing.working(seq, now)
-        if samples:
-            self._books.decoding[seq.seq_id] = self._books.prefilling.pop(seq.seq_id)
-        self._prefills[seq.seq_id] = Item(seq.seq_id, seq.epoch, seq.row or 0, start, count, samples, new_blocks)
-        return count
-
-    def _try_to_start(self, seq: Sequence, now: float) -> bool:
-        """Starts a waiting sequence if there is, or can be made, room for it."""
-        books, pool = self._books, self._books.pool
-        if seq.evicted_in == self._plan_id:
-            return False
-        own_rank = self.policy.rank(seq)
-        may_evict = self.policy.preempts and any(rank < own_rank for rank in books.running_ranks)
-        lacks_slot = books.running >= self.limits.max_num_seqs
-        if lacks_slot and not may_evict:
-            return False
-        hits = books.find(seq)
-        blocks = self._blocks_to_start(seq)
-        needed = blocks - len(hits) + self._headroom(seq, blocks)
-        short = needed - (pool.available - pool.unheld(hits))
-        if lacks_slot or short > 0:
-            if may_evict:
-                self._evict_for(seq, short, hits, lacks_slot, now)
-            # What was given up may still be in use by a plan in flight.
-            short = needed - (pool.available - pool.unheld(hits))
-            if short > 0 or books.running >= self.limits.max_num_seqs:
-                return False
-        books.start(seq, hits, blocks, now)
-        return True
-
-    def _evict_for(self, seq: Sequence, short: int, hits: list[int], lacks_slot: bool, now: float) -> None:
-        """Evicts lower classes until `seq` has a slot and the `short` blocks that it lacks, or nobody if that cannot be."""
-        pool, kept = self._books.pool, frozenset(hits)
-
-        def enough(victims: Listing[Sequence]) -> bool:
-            return bool(victims or not lacks_slot) and pool.freed_by(blocks_of(victims), apart_from=kept) >= short
-
-        if enough(()):
-            return  # Blocks on their way: nobody has to go.
-        for_blocks = short > pool.coming
-        for victim in victims_for_start(seq, self._books.running_sequences(), self.policy.rank, enough):
-            self._evict(victim, now)
-            if for_blocks:
-                self.counters.preemptions_for_blocks += 1
-            else:
-                self.counters.preemptions_for_slots += 1
-
-    def _blocks_to_start(self, seq: Sequence) -> int:
-        # The last token that is generated is never computed.
-        tokens = min(seq.num_tokens + 1, seq.most_tokens - 1) if self.policy.preempts else seq.most_tokens - 1
-        return self._books.blocks_for(max(tokens, seq.num_tokens))
-
-    def _headroom(self, seq: Sequence, blocks: int) -> int:
-        """Blocks that must stay free besides its own (rule 5)."""
-        if not seq.preemptions:
-            return 0
-        return int(min(2**seq.preemptions, self.total_blocks - blocks))
-
-    def _evict(self, seq: Sequence, now: float) -> None:
-        if self._decodes.pop(seq.seq_id, None) or self._prefills.pop(seq.seq_id, None):
-            seq.last_plan = seq.previous_plan
-        seq.evicted_in = self._plan_id
-        self._books.preempt(seq, now)
-
-    def _commit(self, budget: int) -> IterationPlan | None:
-        decodes, prefills = tuple(self._decodes.values()), tuple(self._prefills.values())
-        self._decodes, self._prefills = {}, {}
-        if not decodes and not prefills:
-            return None
-        plan = IterationPlan(
-            plan_id=self._plan_id,
-            items=decodes + prefills,
-            freed_rows=tuple(self._books.freed_rows),
-            shape=Shape(
-                prefill_tokens=sum(item.count for item in prefills),
-                prefill_pairs=sum(item.count * (2 * item.start + item.count) for item in prefills) // 2,
-                decode_rows=len(decodes),
-                context_tokens=sum(item.start for item in decodes) + len(decodes),
-                sampled_rows=len(decodes) + sum(item.samples for item in prefills),
-            ),
-            prefill_budget=budget if prefills else 0,
-        )
-        self._books.freed_rows = []
-        self._in_flight[plan.plan_id] = plan
-        self.counters.iterations += 1
-        return plan
-
-    def _count_prefill(self, seq: Sequence, item: Item) -> None:
-        again = max(0, min(item.start + item.count, seq.high_water) - item.start)
+    def _count_prefill(self, seq: Sequence, start: int, count: int) -> None:
+        again = max(0, min(start + count, seq.high_water) - start)
         self.counters.recomputed_tokens += again
-        self.counters.prefill_tokens += item.count - again
-        seq.num_computed += item.count
-        self._books.tally.prefilled(seq, item.count)
+        self.counters.prefill_tokens += count - again
+        self._books.tally.prefilled(seq, count)
+
+    def _first_token(self, seq: Sequence, now: float) -> None:
+        """Its prefill is complete, for the first time or again."""
+        self._books.deadlines.join(seq)
+        if seq.first_token_at is None:
+            seq.first_token_at = now
+            self._books.prompt_computed(seq, now)
