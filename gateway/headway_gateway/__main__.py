@@ -1,0 +1,57 @@
+"""`headway-gateway`: the command line around `server.serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import sys
+
+import uvloop
+from headway_core.errors import HeadwayError
+
+from headway_gateway.app import Gateway
+from headway_gateway.keys import hash_key
+from headway_gateway.server import PortTaken, serve
+from headway_gateway.settings import Settings, parse
+
+log = logging.getLogger("headway.gateway")
+
+
+def main() -> int:
+    """Runs the command; returns its exit status: 0 after a clean end, 1 when it could not start, 2 for a wrong command line."""
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["hash-key"]:
+        return hash_key(arguments[1:])
+    settings = parse(arguments)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    _raise_file_limit()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings, _say_started))
+    except (PortTaken, HeadwayError, OSError) as error:
+        sys.stderr.write(f"headway-gateway: {error}\n")
+        return 1
+    return 0
+
+
+def _say_started(gateway: Gateway, port: int, control_port: int) -> None:
+    settings: Settings = gateway.settings
+    if gateway.keys is None:
+        log.warning("open to everybody who reaches port %d: no --keys given", port)
+    else:
+        log.info("%d API keys are in force", len(gateway.keys.ring))
+    names = ", ".join(pool.name for pool in gateway.pools) or f"none yet, waiting for a policy in {settings.policy}"
+    log.info("serving on http://%s:%d (control on %d), rule %s, pools: %s", settings.host, port, control_port, settings.rule, names)
+
+
+def _raise_file_limit() -> None:
+    """Two sockets per stream: takes all the file descriptors that this user may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""What the gateway must know of a request, read from its body; the body itself travels on byte for byte.
+
+Only members that decide admission and accounting are checked, and strictly: a wrong type is refused here, with the same answer whether
+or not the client streams. Everything else is the runtime's to judge. An explicit null is "not given"; unknown members pass.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NoReturn
+
+from headway_core.errors import RequestError
+
+MOST_CHOICES = 128
+MOST_PROMPTS = 2048
+
+
+class Endpoint(Enum):
+    """The two routes that reach a runtime."""
+
+    COMPLETIONS = "/v1/completions"
+    CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request, as far as the gateway needs it."""
+
+    endpoint: Endpoint
+    model: str
+    stream: bool
+    choices: int
+    """Answers asked for: n times the number of prompts."""
+    text: bytes
+    """What is to be read: all prompt text in UTF-8, or the token ids as 8-byte integers."""
+    token_ids: int | None
+    """Exact prompt length when it came as token ids; None when it is text."""
+    max_tokens: int | None
+    service_tier: str | None
+    body: bytes
+
+
+def parse(endpoint: Endpoint, body: bytes) -> Asked:
+    """Reads `body`.
+
+    Raises:
+        RequestError: it is not a JSON object in UTF-8, or a member that the gateway needs breaks a rule; `field` names it.
+    """
+    document = _document(body)
+    prompts, text, token_ids = (_prompt if endpoint is Endpoint.COMPLETIONS else _messages)(document)
+    stream = document.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise _refusal("stream", "true or false", stream)
+    model = document.get("model")
+    if not isinstance(model, str) or not model:
+        raise _refusal("model", "the name of a model, see GET /v1/models", model)
+    tier = document.get("service_tier")
+    if tier is not None and not isinstance(tier, str):
+        raise _refusal("service_tier", "a string", tier)
+    return Asked(
+        endpoint=endpoint,
+        model=model,
+        stream=bool(stream),
+        choices=prompts * (_whole(document, "n", 1, MOST_CHOICES) or 1),
+        text=text,
+        token_ids=token_ids,
+        max_tokens=_max_tokens(document, endpoint),
+        service_tier=tier,
+        body=body,
+    )
+
+
+def _document(body: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body must be UTF-8, and byte {error.start} is not", code="invalid_json") from None
+    except RecursionError:
+        raise RequestError("the body is nested too deeply", code="invalid_json") from None
+    except ValueError as error:
+        raise RequestError(f"the body must be JSON: {error}", code="invalid_json") from None
+    if not isinstance(document, dict):
+        raise RequestError(f"the body must be a JSON object, not {_kind(document)}", code="invalid_json")
+    return document
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _max_tokens(document: dict[str, Any], endpoint: Endpoint) -> int | None:
+    """The effective limit. `max_completion_tokens` belongs to chat; both given must agree, so that no limit is silently dropped."""
+    old = _whole(document, "max_tokens", 0, None)
+    if endpoint is Endpoint.COMPLETIONS:
+        return old
+    new = _whole(document, "max_completion_tokens", 0, None)
+    if old is not None and new is not None and old != new:
+        raise RequestError(
+            f"must equal max_tokens when both are given, not {new} beside {old}: send one of them", "max_completion_tokens", "invalid_value"
+        )
+    return new if new is not None else old
+
+
+def _prompt(document: dict[str, Any]) -> tuple[int, bytes, int | None]:
+    prompt = document.get("prompt")
+    if isinstance(prompt, str):
+        return 1, _utf8(prompt, "prompt"), None
+    rule = "a string, a list of strings, a list of token ids, or a list of such lists"
+    if not isinstance(prompt, list) or not prompt:
+        raise _refusal("prompt", rule, prompt)
+    if all(type(token) is int for token in prompt):
+        return 1, _ids(prompt), len(prompt)
+    if len(prompt) > MOST_PROMPTS:
+        raise RequestError(f"holds at most {MOST_PROMPTS} prompts, not {len(prompt)}", "prompt")
+    if all(isinstance(text, str) for text in prompt):
+        return len(prompt), b"\n".join(_utf8(text, "prompt") for text in prompt), None
+    if all(isinstance(ids, list) and ids and all(type(token) is int for token in ids) for ids in prompt):
+        return len(prompt), b"".join(_ids(ids) for ids in prompt), sum(len(ids) for ids in prompt)
+    raise _refusal("prompt", rule, prompt)
+
+
+def _messages(document: dict[str, Any]) -> tuple[int, bytes, int | None]:
+    messages = document.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise _refusal("messages", "a list of at least one message", messages)
+    parts: list[bytes] = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise _refusal(f"messages[{index}]", "an object with role and content", message)
+        parts.append(str(message.get("role", "")).encode("utf-8", "replace"))
+        parts.extend(_utf8(text, f"messages[{index}].content") for text in _content(message.get("content"), index))
+    return 1, b"\n".join(parts), None
+
+
+def _content(content: object, index: int) -> Iterator[str]:
+    where = f"messages[{index}].content"
+    if content is None:
+        return
+    if isinstance(content, str):
+        yield content
+        return
+    if not isinstance(content, list):
+        raise _refusal(where, "a string, a list of parts, or null", content)
+    for part in content:
+        if not isinstance(part, dict):
+            raise _refusal(where, "a list of objects with a type", part)
+        text = part.get("text")
+        if isinstance(text, str):
+            yield text
+
+
+def _utf8(text: str, field: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise RequestError("holds an unpaired surrogate escape, which stands for no character", field, "invalid_unicode") from None
+
+
+def _ids(tokens: list[int]) -> bytes:
+    try:
+        return array.array("q", tokens).tobytes()
+    except OverflowError:
+        raise RequestError("holds a number that is no token id", "prompt") from None
+
+
+def _whole(document: dict[str, Any], name: str, low: int, high: int | None) -> int | None:
+    value = document.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or value < low or (high is not None and value > high):
+        raise _refusal(name, f"a whole number from {low}" + (f" to {high}" if high is not None else ""), value)
+    return value
+
+
+def _refusal(field: str, rule: str, value: object) -> RequestError:
+    return RequestError(f"must be {rule}, not {_kind(value)}", field, "invalid_type" if value is not None else "missing_required_parameter")
+
+
+def _kind(value: object) -> str:
+    """The value in words: shown when short, so that nobody's prompt comes back in an error."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value) if isinstance(value, float) or -(10**15) < value < 10**15 else "a huge number"
+    if isinstance(value, str):
+        return json.dumps(value) if len(value) <= 40 else "a string"
+    if isinstance(value, list):
+        return "an empty list" if not value else "a list"
+    return "an object"

@@ -1,0 +1,172 @@
+"""The composition root: every part made once, from `Settings`, and the two FastAPI applications in front of them.
+
+Nothing here decides anything and nothing is global: a test builds a second gateway beside the first. The completion routes are raw ASGI
+routes inside the FastAPI application, because a framework's response object costs more per token than relaying it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from headway_core import contract
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from headway_gateway import openapi, status_page
+from headway_gateway.answers import Answer, Refused
+from headway_gateway.api import Endpoint
+from headway_gateway.exchange import Exchange, Receive, Scope, Send
+from headway_gateway.key_files import KeyFiles
+from headway_gateway.keys import KeyRing
+from headway_gateway.load_report import LoadReports
+from headway_gateway.metrics import CONTENT_TYPE, BooksCollector, Exposition
+from headway_gateway.pipeline import Pipeline
+from headway_gateway.pools import Pools
+from headway_gateway.promises import PolicyFiles
+from headway_gateway.settings import Settings
+from headway_gateway.upstream import Upstream
+
+
+class Gateway:
+    """One gateway, put together. Make it inside a running event loop; `serving` and `control` are its two applications."""
+
+    def __init__(self, settings: Settings) -> None:
+        loop = asyncio.get_running_loop()
+        self.settings = settings
+        self.boot_id = secrets.token_hex(8)
+        self.upstream = Upstream()
+        self.pools = Pools(self.boot_id, settings, self.upstream)
+        self.keys = KeyFiles(settings.keys) if settings.keys is not None else None
+        self.policies = PolicyFiles(settings.policy, self.pools.obey) if settings.policy is not None else None
+        self.pipeline = Pipeline(settings, self.pools, self.upstream, self._ring)
+        book = self.policies.book if self.policies else None
+        self.reports = LoadReports(socket.gethostname(), self.boot_id, self.pools, book)
+        self.metrics = Exposition(BooksCollector(self.pools, loop.time, lambda pool: book.age(pool, loop.time()) if book else None))
+        self.recent = status_page.Recent(self.pools, loop.time)
+        self.serving = serving_app(self)
+        self.control = control_app(self)
+
+    def _ring(self) -> KeyRing | None:
+        return self.keys.ring if self.keys is not None else None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Everything that goes on beside requests: looking for replicas, reading files, watching clients."""
+        loop = asyncio.get_running_loop()
+        if self.policies is not None:
+            self.policies.read(loop.time())
+        self.pools.start()
+        loops = [self.pipeline.watch_clients(), self.recent.run()]
+        loops += [files.run() for files in (self.policies, self.keys) if files is not None]
+        tasks = [asyncio.create_task(one) for one in loops]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.pools.stop()
+            await self.upstream.close()
+
+
+class CompletionRoute:
+    """One completion route as a raw ASGI application."""
+
+    def __init__(self, pipeline: Pipeline, endpoint: Endpoint) -> None:
+        self._pipeline = pipeline
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        await self._pipeline.handle(scope, receive, send, self._endpoint)
+
+
+def serving_app(gateway: Gateway) -> FastAPI:
+    """What clients see."""
+    app = _app(gateway, "Headway gateway")
+    for endpoint in Endpoint:
+        app.router.routes.append(Route(endpoint.value, CompletionRoute(gateway.pipeline, endpoint), methods=["POST"]))
+    app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]  # FastAPI documents this way of extending it
+
+    @app.get("/v1/models", responses=openapi.ERRORS)
+    async def models(request: Request) -> Response:
+        """The models configured here, whether or not a replica is ready."""
+        exchange = Exchange(request.scope, request.receive, _unused)
+        try:
+            gateway.pipeline.authenticate(exchange)
+        except Refused as refused:
+            return _response(refused.answer)
+        data = [{"id": model, "object": "model", "created": 0, "owned_by": "headway"} for model in sorted(gateway.pools.models())]
+        return JSONResponse({"object": "list", "data": data})
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def page() -> HTMLResponse:
+        return HTMLResponse(status_page.html(), headers={"cache-control": "no-cache", "content-security-policy": status_page.POLICY})
+
+    @app.get("/status.json")
+    async def status() -> dict[str, Any]:
+        """What the page at / shows: promises against what happened. No secrets."""
+        return gateway.recent.status()
+
+    return app
+
+
+def control_app(gateway: Gateway) -> FastAPI:
+    """What the operator, Prometheus and `headway up` see; never exposed to clients."""
+    app = _app(gateway, "Headway gateway, control")
+
+    @app.get(contract.PATH_LOAD)
+    async def load() -> Response:
+        """This gateway's load report."""
+        report = gateway.reports.report(asyncio.get_running_loop().time())
+        return Response(contract.dump(report), media_type="application/json")
+
+    @app.get(contract.PATH_POLICY)
+    async def policy() -> Response:
+        """The policies in force, by pool."""
+        policies = ",".join(f'"{pool.name}":{contract.dump(pool.policy)}' for pool in gateway.pools)
+        return Response("{" + policies + "}", media_type="application/json")
+
+    @app.get(contract.PATH_METRICS)
+    async def metrics() -> Response:
+        """Prometheus metrics."""
+        return Response(gateway.metrics.text(), media_type=CONTENT_TYPE)
+
+    return app
+
+
+def _app(gateway: Gateway, title: str) -> FastAPI:
+    app = FastAPI(title=title, docs_url=None, redoc_url=None)
+
+    @app.get(contract.PATH_HEALTH)
+    async def health() -> dict[str, str]:
+        """The process runs."""
+        return {"status": "ok"}
+
+    @app.get(contract.PATH_READY, responses={503: {"description": "Going away: send nothing new."}})
+    async def ready() -> Response:
+        """Whether new requests should come here. Without replicas they should: the answer says when to try again."""
+        state = gateway.pools.state
+        return JSONResponse({"status": state.value}, 200 if state is contract.ReplicaState.READY else 503)
+
+    @app.exception_handler(HTTPException)
+    async def not_here(_request: Request, error: HTTPException) -> Response:
+        message = "no such path" if error.status_code == 404 else str(error.detail)
+        return _response(Answer(error.status_code, message, headers=dict(error.headers or {})))
+
+    return app
+
+
+def _response(answer: Answer) -> Response:
+    return Response(answer.body(), answer.status, dict(answer.headers), "application/json")
+
+
+async def _unused(_message: object) -> None:
+    raise RuntimeError("this exchange only authenticates")

@@ -1,0 +1,232 @@
+"""One request's client side: reading its body within limits, answering, and knowing at once when the client has gone.
+
+The ASGI callables live here and nowhere else. Everything that can end a request from outside (the client left, took nothing, the time or
+the drain budget is spent) is one call: `stop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from enum import Enum
+from typing import Any
+
+from headway_core.contract import REQUEST_ID
+
+from headway_gateway import answers
+from headway_gateway.answers import Answer, Refused
+from headway_gateway.upstream import Failure
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+CONNECTION = "headway.connection"
+"""Key in the scope's extensions: the transport, which ASGI itself does not show."""
+
+_SANE_ID = re.compile(rb"^[A-Za-z0-9._:/+=@-]{1,128}$")
+_JSON = b"application/json"
+_LINGER_BYTES = 1 << 20
+_LINGER_SECONDS = 1.0
+_SLOWEST_UPLOAD = 1024.0
+"""Bytes per second that an upload must reach in all, beyond the first seconds that any upload has."""
+
+
+class Cause(Enum):
+    """Why a request was stopped from outside."""
+
+    CLIENT_GONE = "client_gone"
+    CLIENT_STALLED = "client_stalled"
+    TIMEOUT = "timeout"
+    DRAIN = "drain"
+
+
+class Stopped(Exception):
+    """Something outside ended the request."""
+
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(cause.value)
+        self.cause = cause
+
+
+class Exchange:
+    """One request and its response.
+
+    `arrival` is the instant its last byte came: a slow upload is not the server's time. `started`: the status line is out.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.headers: Mapping[bytes, bytes] = dict(reversed(scope["headers"]))
+        given = self.headers.get(REQUEST_ID.encode(), b"")
+        self.request_id = given if _SANE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}".encode()
+        self.arrival = 0.0
+        self.started = False
+        self.finished = False
+        self.cause: Cause | None = None
+        self.closing = False
+        """The connection ends with this response: this gateway is going away."""
+        self.sending_since: float | None = None
+        """Since when the client has taken nothing although something is there for it."""
+        self._receive = receive
+        self._send = send
+        self._body_read = False
+        self._task: asyncio.Task[Any] | None = None
+        self.tries: list[tuple[str, Failure]] = []
+        """Replicas that failed this request, and how."""
+        self._unsent = 0
+
+    # ------------------------------------------------------------ the request
+
+    async def read_body(self, limit: int, patience: float) -> bytes:
+        """The whole body; sets `arrival`. No time is lost on a body that announces itself too large.
+
+        Raises:
+            Refused: 413 beyond `limit` bytes actually read, 408 when `patience` seconds pass without progress or the upload crawls.
+            Stopped: the connection closed first.
+        """
+        announced = self.headers.get(b"content-length", b"")
+        if announced.isdigit() and int(announced[:20]) > limit:
+            raise Refused(answers.too_large(limit))
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            left = min(patience, begun + patience + size / _SLOWEST_UPLOAD - loop.time())
+            try:
+                async with asyncio.timeout(left):
+                    message = await self._receive()
+            except TimeoutError:
+                raise Refused(answers.too_slow(patience)) from None
+            if message["type"] == "http.disconnect":
+                raise Stopped(Cause.CLIENT_GONE)
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise Refused(answers.too_large(limit))
+            parts.append(part)
+            if not message.get("more_body", False):
+                self.arrival = loop.time()
+                self._body_read = True
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    # ------------------------------------------------------------ being stopped
+
+    @contextlib.asynccontextmanager
+    async def until(self, limit: float) -> AsyncIterator[None]:
+        """What runs inside is ended at once by `stop`, by the client's going away, and after `limit` seconds since arrival.
+
+        Raises:
+            Stopped: one of them happened.
+        """
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("an exchange runs in a task")
+        before = task.cancelling()
+        self._task = task
+        watcher = asyncio.ensure_future(self._watch())
+        timer = asyncio.get_running_loop().call_at(self.arrival + limit, self.stop, Cause.TIMEOUT)
+        try:
+            yield
+        except asyncio.CancelledError:
+            # Taken back only if it was ours and nobody else wants this task to end.
+            if self.cause is None or task.uncancel() > before:
+                raise
+            raise Stopped(self.cause) from None
+        finally:
+            self._task = None
+            timer.cancel()
+            watcher.cancel()
+
+    def stop(self, cause: Cause) -> None:
+        """Ends what runs, from outside: `Stopped` is raised where the context ends. The first cause counts."""
+        if self.cause is None and self._task is not None and not self.finished:
+            self.cause = cause
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        # After the body, the only thing left to receive is the end of the connection.
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.stop(Cause.CLIENT_GONE)
+
+    def is_stalled(self, now: float, limit: float) -> bool:
+        """Whether the client has taken nothing for `limit` seconds although something waits for it. Ask every second or so."""
+        if self.sending_since is None:
+            return False
+        transport = self._transport()
+        unsent = transport.get_write_buffer_size() if transport is not None else 0
+        if unsent < self._unsent:
+            self.sending_since = now
+        self._unsent = unsent
+        return now - self.sending_since >= limit
+
+    async def abort(self) -> None:
+        """Drops the connection without waiting for what the client never took."""
+        transport = self._transport()
+        if transport is not None:
+            transport.abort()
+        await asyncio.sleep(0)
+
+    def _transport(self) -> asyncio.WriteTransport | None:
+        transport: asyncio.WriteTransport | None = self.scope.get("extensions", {}).get(CONNECTION)
+        return transport
+
+    # ------------------------------------------------------------ the response
+
+    async def start(self, status: int, headers: Iterable[Header]) -> None:
+        """Sends the status line; `x-request-id` is added, once."""
+        self.started = True
+        fields = [*headers, (REQUEST_ID.encode(), self.request_id)]
+        if self.closing:
+            fields.append((b"connection", b"close"))
+        await self._send({"type": "http.response.start", "status": status, "headers": fields})
+
+    async def write(self, data: bytes) -> None:
+        """Sends a piece of the body; returns when the client is not too far behind."""
+        self.sending_since = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self.sending_since = None
+
+    async def finish(self, data: bytes = b"") -> None:
+        """Sends the last piece of the body."""
+        self.finished = True
+        self.sending_since = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        self.sending_since = None
+
+    async def answer(self, answer: Answer) -> None:
+        """An error of the gateway's own: the response if none has begun, else the last record of the stream."""
+        if self.finished:
+            return
+        if self.started:
+            await self.finish(answer.record())
+            return
+        body = answer.body()
+        headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+        headers += [(b"content-type", _JSON), (b"content-length", str(len(body)).encode())]
+        self.closing = self.closing or answer.close or not self._body_read
+        await self.start(answer.status, headers)
+        if self._body_read:
+            await self.finish(body)
+            return
+        await self.write(body)
+        await self._linger()
+        await self.finish()
+
+    async def _linger(self) -> None:
+        """Takes a little of what still comes: closing on unread bytes resets the connection, and the answer would be lost with it."""
+        taken = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while taken < _LINGER_BYTES:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        return
+                    taken += len(message.get("body", b""))

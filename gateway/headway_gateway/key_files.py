@@ -1,0 +1,50 @@
+"""The key file, re-read when its content changes. The last good ring stays in force: a broken edit neither opens nor shuts the door."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from headway_core.errors import InvalidInput
+
+from headway_gateway.keys import parse_keys
+from headway_gateway.watched_files import WatchedFiles
+
+log = logging.getLogger("headway.gateway.keys")
+
+READ_SECONDS = 1.0
+
+
+class KeyFiles:
+    """Keeps `ring` up to date.
+
+    Raises, when it is made:
+        InvalidInput: a line is wrong. OSError: there is nothing to read. Without good keys at the start nobody could tell friend from foe.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._files = WatchedFiles(path)
+        self._complaint: str | None = None
+        self.ring = parse_keys(self._files.changed() or {})
+
+    def read(self) -> None:
+        """One look."""
+        try:
+            found = self._files.changed()
+            if found is None:
+                return
+            self.ring = parse_keys(found)
+        except (InvalidInput, OSError) as error:
+            if str(error) != self._complaint:
+                log.warning("keys: %s; those read before stay in force", error)
+            self._complaint = str(error)
+            return
+        self._complaint = None
+        log.info("%d API keys are in force", len(self.ring))
+
+    async def run(self) -> None:
+        """Looks every second until cancelled."""
+        while True:
+            await asyncio.sleep(READ_SECONDS)
+            self.read()

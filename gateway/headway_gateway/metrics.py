@@ -1,0 +1,141 @@
+"""Prometheus metrics, read from the books at the moment of the scrape: one truth, kept once.
+
+Every label value comes from a closed set: pools and classes from policies and the command line, the rest from the contract. What a client
+sends is never one. All metrics count requests, except the gaps between tokens, which count gaps of streams with one answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+from headway_core import contract
+from headway_core.histogram import GROWTH, SMALLEST
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from headway_gateway.books import EDGES, Durations, Ledger, SignedErrors
+from headway_gateway.pools import Pools
+
+Names = contract.Metric
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_EVERY = 4
+"""Only each fourth edge of the log buckets is exported (a factor of 1.36); the load report has them all; promises are counted exactly."""
+_LAST = math.ceil(math.log(90_000 / SMALLEST) / math.log(GROWTH))
+"""Beyond the longest request that can be configured, a day."""
+_OTHER = "other"
+
+
+class BooksCollector(Collector):
+    """All pools' books as metric families."""
+
+    def __init__(self, pools: Pools, now: Callable[[], float], policy_age: Callable[[str], float | None]) -> None:
+        self._pools = pools
+        self._now = now
+        self._policy_age = policy_age
+
+    def collect(self) -> Iterable[Metric]:
+        """Everything, at this instant."""
+        yield from self._counters()
+        yield from self._gauges()
+        yield from self._durations()
+
+    def _ledgers(self) -> Iterator[tuple[str, str, Ledger]]:
+        for pool in self._pools:
+            for name, ledger in pool.books.ledgers.items():
+                yield pool.name, name, ledger
+        yield _OTHER, _OTHER, self._pools.unplaced
+
+    def _counters(self) -> Iterable[Metric]:
+        labels = ["pool", "class"]
+        offered = CounterMetricFamily(Names.OFFERED, "Requests that arrived.", labels=labels)
+        retries = CounterMetricFamily(Names.RETRIES, "Offered requests that a client marked as retries.", labels=labels)
+        requests = CounterMetricFamily(Names.REQUESTS, "Requests by how they ended.", labels=[*labels, "outcome"])
+        shed = CounterMetricFamily(Names.SHED, "Requests that were not served, by reason.", labels=[*labels, "reason"])
+        good = CounterMetricFamily(Names.PROMISE_GOOD, "Requests that kept the promise.", labels=[*labels, "objective"])
+        judged = CounterMetricFamily(Names.PROMISE_TOTAL, "Requests that were judged against the promise.", labels=[*labels, "objective"])
+        for pool, name, ledger in self._ledgers():
+            offered.add_metric([pool, name], ledger.offered)
+            retries.add_metric([pool, name], ledger.retries)
+            for outcome, count in ledger.outcomes.items():
+                requests.add_metric([pool, name, outcome], count)
+            if ledger is self._pools.unplaced:
+                continue
+            for reason in contract.ShedReason:
+                shed.add_metric([pool, name, reason.value], ledger.shed.get(reason.value, 0))
+            for objective in ("ttft", "tpot", "all"):
+                good.add_metric([pool, name, objective], ledger.good.get(objective, 0))
+                judged.add_metric([pool, name, objective], ledger.judged.get(objective, 0))
+        return offered, retries, requests, shed, good, judged
+
+    def _gauges(self) -> Iterable[Metric]:
+        queued = GaugeMetricFamily(Names.QUEUE_DEPTH, "Requests that wait for a turn.", labels=["pool", "class"])
+        in_flight = GaugeMetricFamily(Names.IN_FLIGHT, "Requests between arrival and end.", labels=["pool"])
+        revision = GaugeMetricFamily(Names.POLICY_REVISION, "Revision of the policy in force.", labels=["pool"])
+        age = GaugeMetricFamily(Names.POLICY_AGE, "Seconds since a good policy was last read.", labels=["pool"])
+        ready = GaugeMetricFamily("headway_ready_replicas", "Replicas that would be sent to now.", labels=["pool"])
+        saturated = GaugeMetricFamily("headway_saturated", "1 when more work is offered than the pool can carry.", labels=["pool"])
+        now = self._now()
+        for pool in self._pools:
+            for name, ledger in pool.books.ledgers.items():
+                queued.add_metric([pool.name, name], ledger.queued)
+            in_flight.add_metric([pool.name], sum(ledger.in_flight for ledger in pool.books.ledgers.values()))
+            ready.add_metric([pool.name], pool.ready(now))
+            saturated.add_metric([pool.name], pool.door.saturated(now))
+            read = self._policy_age(pool.name)
+            if read is not None:
+                revision.add_metric([pool.name], pool.policy.revision)
+                age.add_metric([pool.name], read)
+        return queued, in_flight, revision, age, ready, saturated
+
+    def _durations(self) -> Iterable[Metric]:
+        labels = ["pool", "class"]
+        ttft = HistogramMetricFamily(Names.TTFT, "Arrival at the gateway to first content, per streamed request.", labels=labels)
+        tpot = HistogramMetricFamily(Names.TPOT, "(last - first token) / (n - 1), per streamed request.", labels=labels)
+        itl = HistogramMetricFamily(Names.ITL, "Gap between two pieces of content, per gap.", labels=labels)
+        error = HistogramMetricFamily(Names.TTFT_ERROR, "Predicted minus actual time to first token.", labels=["pool", "decision"])
+        for pool in self._pools:
+            for name, ledger in pool.books.ledgers.items():
+                for family, durations in ((ttft, ledger.ttft), (tpot, ledger.tpot), (itl, ledger.itl)):
+                    family.add_metric([pool.name, name], cumulative(durations), durations.sum)
+            for decision, errors in pool.errors.items():
+                error.add_metric([pool.name, decision], _signed(errors), errors.sum)
+        return ttft, tpot, itl, error
+
+
+class Exposition:
+    """What a scrape gets: the books, and the process itself."""
+
+    def __init__(self, books: BooksCollector) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(books)
+        ProcessCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self._registry)
+
+
+def cumulative(durations: Durations) -> list[tuple[str, float]]:
+    """Upper bound → observations up to it."""
+    buckets: list[tuple[str, float]] = []
+    items = sorted(durations.histogram.counts.items())
+    seen = position = 0
+    for edge in range(0, _LAST + _EVERY, _EVERY):
+        while position < len(items) and items[position][0] <= edge:
+            seen += items[position][1]
+            position += 1
+        buckets.append((f"{SMALLEST * GROWTH**edge:.6g}", seen))
+    return [*buckets, ("+Inf", durations.histogram.total)]
+
+
+def _signed(errors: SignedErrors) -> list[tuple[str, float]]:
+    seen = 0
+    buckets: list[tuple[str, float]] = []
+    for edge, count in zip((*EDGES, math.inf), errors.counts, strict=True):
+        seen += count
+        buckets.append(("+Inf" if edge == math.inf else repr(edge), seen))
+    return buckets

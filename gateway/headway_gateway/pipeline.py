@@ -1,0 +1,195 @@
+"""The path of a request: authenticate, classify, admit, wait for a turn, send to the replica chosen, stream, account.
+
+`Pipeline.serve` is that path in one piece. What surrounds it only makes sure that every way out answers the client and closes the books.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from headway_core.contract import CLASS
+from headway_core.errors import RequestError
+
+from headway_gateway import answers, api
+from headway_gateway.answers import Answer, Refused
+from headway_gateway.api import Asked
+from headway_gateway.books import Ticket
+from headway_gateway.dispatcher import Turn
+from headway_gateway.exchange import Cause, Exchange, Receive, Scope, Send, Stopped
+from headway_gateway.keys import ANYBODY, Caller, KeyRing
+from headway_gateway.pools import Pools, ServedPool
+from headway_gateway.relay import Attempt, Relay
+from headway_gateway.settings import Settings
+from headway_gateway.upstream import Failure, Upstream, UpstreamError, forwarded
+
+log = logging.getLogger("headway.gateway")
+
+MOST_CONNECTS = 3
+"""Replicas that are tried when nobody even takes the connection."""
+MOST_BREAKS = 2
+"""Tries of a request whose replica broke off under it: it may be the request that breaks them."""
+
+
+class Pipeline:
+    """Serves requests of the two completion routes. `keys` gives the ring in force; None: everybody may ask."""
+
+    def __init__(self, settings: Settings, pools: Pools, upstream: Upstream, keys: Callable[[], KeyRing | None]) -> None:
+        self.open: set[Exchange] = set()
+        """Every exchange that is under way, for the drain and the watch over stalled clients."""
+        self.idle = asyncio.Event()
+        """Set while there is none."""
+        self.idle.set()
+        self._settings = settings
+        self._pools = pools
+        self._keys = keys
+        self._relay = Relay(upstream, settings.first_byte_hold)
+
+    # ------------------------------------------------------------ the path
+
+    async def serve(self, exchange: Exchange, endpoint: api.Endpoint) -> None:
+        """The path of one request.
+
+        Raises:
+            Refused: it ends early, with this answer.
+            Stopped: the client left, or the time is over.
+        """
+        settings, pools = self._settings, self._pools
+        try:
+            caller = self.authenticate(exchange)
+            asked = api.parse(endpoint, await exchange.read_body(settings.max_body_bytes, settings.body_timeout))
+            pool = pools.serving(asked.model)
+            slo = pool.classify(asked, caller, self._class_header(exchange))
+        except (Refused, RequestError, Stopped) as error:
+            raise self._unplaced(error) from error
+        request = pool.request(pools.next_number(), asked, slo, caller, exchange.arrival)
+        with pool.ticket(request, asked, _is_retry(exchange)) as ticket:
+            async with exchange.until(settings.request_timeout):
+                turn = await pool.dispatcher.turn(request, ticket.waits)
+                while True:
+                    ticket.admitted()
+                    try:
+                        with turn:
+                            await self._try(turn, pool, asked, caller=caller, exchange=exchange, ticket=ticket)
+                        return
+                    except UpstreamError as error:
+                        tried = self._may_go_on(turn, error, exchange)
+                    turn = await pool.dispatcher.another(request, tried)
+
+    def authenticate(self, exchange: Exchange) -> Caller:
+        """Who asks. Raises Refused with 401 when keys are in force and none of them was shown."""
+        ring = self._keys()
+        if ring is None:
+            return ANYBODY
+        caller = ring.caller(exchange.headers.get(b"authorization"))
+        if caller is None:
+            raise Refused(answers.unauthorized())
+        return caller
+
+    async def _try(self, turn: Turn, pool: ServedPool, asked: Asked, *, caller: Caller, exchange: Exchange, ticket: Ticket) -> None:
+        """Sends the request to the replica of `turn` and relays the answer; what is learned goes to the pool."""
+        root = pool.replicas.url(turn.replica)
+        if root is None:
+            raise UpstreamError(Failure.CONNECT, "it has just gone")
+        attempt = Attempt(
+            url=root + asked.endpoint.value,
+            body=asked.body,
+            headers=forwarded(exchange.headers.items(), exchange.request_id, pool.headers(turn, caller)),
+            exchange=exchange,
+            ticket=ticket,
+            first_token=lambda: pool.compared(turn.first_token()),
+        )
+        try:
+            await self._relay.run(attempt)
+        except UpstreamError as error:
+            # A closed keep-alive connection says nothing about the health of whoever closed it.
+            turn.failed = error.failure is not Failure.STALE
+            if error.failure is Failure.CONNECT:
+                pool.replicas.refused(turn.replica)
+            raise
+        finally:
+            pool.replicas.hint(turn.replica, attempt.load)
+            if attempt.prompt_tokens is not None and asked.token_ids is None:
+                pool.estimator.observe(pool.name, asked.text, attempt.prompt_tokens)
+        turn.failed = attempt.status >= 500
+        if not turn.failed:
+            pool.door.fleet.outliers.success(turn.replica, asyncio.get_running_loop().time())
+
+    def _may_go_on(self, turn: Turn, error: UpstreamError, exchange: Exchange) -> list[str]:
+        """The replicas not to try again, if another try is allowed.
+
+        Raises:
+            Refused: it is not: something was already sent to the client, or enough replicas were tried.
+        """
+        log.warning("request %s on %s: %s", exchange.request_id.decode("latin-1"), turn.replica, error)
+        if exchange.started:
+            raise Refused(answers.upstream_failed(), "upstream_error") from error
+        exchange.tries.append((turn.replica, error.failure))
+        failures = [failure for _, failure in exchange.tries]
+        if failures.count(Failure.STALE) > 1 or failures.count(Failure.RESET) >= MOST_BREAKS or len(failures) > MOST_CONNECTS:
+            raise Refused(answers.upstream_failed(), "upstream_error") from error
+        return [replica for replica, failure in exchange.tries if failure is not Failure.STALE]
+
+    def _class_header(self, exchange: Exchange) -> str | None:
+        if not self._settings.trust_class_header:
+            return None
+        value = exchange.headers.get(CLASS.encode())
+        return None if value is None else value.decode("latin-1")
+
+    def _unplaced(self, error: Refused | RequestError | Stopped) -> Refused | Stopped:
+        """Books a request that ended before its pool and class were known."""
+        if isinstance(error, RequestError):
+            error = Refused(answers.bad_request(error))
+        outcome = "client_closed" if isinstance(error, Stopped) else error.outcome
+        self._pools.unplaced.offered += 1
+        self._pools.unplaced.outcomes[outcome] += 1
+        return error
+
+    # ------------------------------------------------------------ around it
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, endpoint: api.Endpoint) -> None:
+        """One ASGI request of a completion route."""
+        exchange = Exchange(scope, receive, send)
+        exchange.closing = self._pools.draining
+        self.open.add(exchange)
+        self.idle.clear()
+        try:
+            await self.serve(exchange, endpoint)
+        except Refused as refused:
+            await exchange.answer(refused.answer)
+        except Stopped as stopped:
+            await self._stopped(exchange, stopped.cause)
+        finally:
+            self.open.discard(exchange)
+            if not self.open:
+                self.idle.set()
+
+    async def _stopped(self, exchange: Exchange, cause: Cause) -> None:
+        if cause is Cause.CLIENT_GONE:
+            return
+        if cause is Cause.CLIENT_STALLED or exchange.sending_since is not None:
+            # It does not read: no answer would arrive either.
+            await exchange.abort()
+            return
+        await exchange.answer(self._last_words(cause))
+
+    def _last_words(self, cause: Cause) -> Answer:
+        if cause is Cause.TIMEOUT:
+            return answers.timed_out(self._settings.request_timeout)
+        return answers.going_away()
+
+    async def watch_clients(self) -> None:
+        """Cuts off clients that take nothing, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(1.0)
+            now = loop.time()
+            for exchange in [exchange for exchange in self.open if exchange.sending_since is not None]:
+                if exchange.is_stalled(now, self._settings.stall_timeout):
+                    exchange.stop(Cause.CLIENT_STALLED)
+
+
+def _is_retry(exchange: Exchange) -> bool:
+    count = exchange.headers.get(b"x-stainless-retry-count", b"")
+    return count.isdigit() and int(count[:9]) > 0

@@ -1,0 +1,222 @@
+"""The pools behind this gateway: for each, its policy, its replicas, its door and its books."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Mapping
+
+from headway_core.admission import (
+    AdmissionController,
+    Comparison,
+    Door,
+    Fleet,
+    QueueLimits,
+    Request,
+    Rule,
+    TokenEstimator,
+    WaitingQueue,
+    prefix_chain,
+)
+from headway_core.admission.prefixes import CHUNK_BYTES
+from headway_core.admission.retry_after import SHORTEST
+from headway_core.contract import CLASS, DISPATCH, PRIORITY, TENANT, WANT_USAGE, Policy, ReplicaState, ShedReason, tenant_salt
+from headway_core.slo import PriorityClass
+
+from headway_gateway import answers
+from headway_gateway.answers import Refused
+from headway_gateway.api import Asked
+from headway_gateway.books import Books, Ledger, SignedErrors, Ticket
+from headway_gateway.dispatcher import Dispatcher, Turn
+from headway_gateway.keys import Caller
+from headway_gateway.promises import default_policy
+from headway_gateway.replicas import Replicas
+from headway_gateway.settings import Settings
+from headway_gateway.upstream import Upstream
+
+
+class ServedPool:
+    """One pool. `obey` replaces its policy; requests that are under way keep the promise that they came under."""
+
+    def __init__(self, policy: Policy, boot_id: str, settings: Settings, upstream: Upstream) -> None:
+        self.name = policy.pool.name
+        self.books = Books()
+        self.errors = {"admitted": SignedErrors(), "shed": SignedErrors()}
+        """Signed error of predicted TTFT, by decision."""
+        limits = QueueLimits(settings.max_queue_requests, settings.max_queue_bytes, settings.max_queue_time)
+        self.door = Door(
+            policy.classes,
+            boot_id,
+            controller=AdmissionController(Rule(settings.rule)),
+            queue=WaitingQueue(limits),
+            fleet=Fleet(boot_id, settings.poll_interval),
+        )
+        self.dispatcher = Dispatcher(self.door)
+        self.replicas = Replicas(self.door, upstream, settings.poll_interval, self._learned)
+        self.estimator = TokenEstimator()
+        self._boot_id = boot_id
+        self._static = settings.pools
+        self._tasks: list[asyncio.Task[None]] = []
+        self.obey(policy)
+
+    def start(self) -> None:
+        """Starts looking for replicas and giving turns."""
+        self._tasks = [asyncio.create_task(self.replicas.run()), asyncio.create_task(self.dispatcher.run())]
+
+    async def stop(self) -> None:
+        """Ends what `start` began."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def obey(self, policy: Policy) -> None:
+        """Takes a policy: classes, cordons, and where to look unless the command line said so."""
+        self.policy = policy
+        self.door.slo = policy.classes
+        for known in policy.classes:
+            self.books.ledger(known.name)
+        given = next((pool.endpoints for pool in self._static if pool.name == self.name), policy.pool.endpoints)
+        self.replicas.look_for(given)
+        self._learned()
+
+    def _learned(self) -> None:
+        self.door.fleet.cordoned = frozenset(self.policy.cordoned) | self.replicas.unreachable()
+        self.dispatcher.look()
+
+    @property
+    def model(self) -> str | None:
+        """The name that clients ask for; None while neither the policy nor a replica has said it."""
+        return self.policy.pool.model or self.replicas.model
+
+    def ready(self, now: float) -> int:
+        """Replicas that would be sent to now."""
+        return len(self.door.fleet.loads(now))
+
+    # ------------------------------------------------------------ a request
+
+    def classify(self, asked: Asked, caller: Caller, class_header: str | None) -> PriorityClass:
+        """The class of a request: the trusted header's, else the service tier's, else the default; within what the key allows.
+
+        Raises:
+            Refused: 400 for a header that names no class, 403 for a class asked for that the key does not open.
+        """
+        classes = {known.name: known for known in self.policy.classes}
+        by_tier = {tier: known for known in self.policy.classes for tier in known.service_tiers}
+        if class_header is not None and class_header not in classes:
+            raise Refused(answers.unknown_class(class_header))
+        chosen = classes.get(class_header or "") or by_tier.get(asked.service_tier or "")
+        if caller.classes is None:
+            return chosen or classes[self.policy.default_class]
+        if chosen is not None:
+            if chosen.name not in caller.classes:
+                raise Refused(answers.class_forbidden(chosen.name))
+            return chosen
+        allowed = [known for known in self.policy.classes if known.name in caller.classes]
+        if not allowed:
+            raise Refused(answers.class_forbidden(self.policy.default_class))
+        return next((known for known in allowed if known.name == self.policy.default_class), allowed[0])
+
+    def request(self, number: int, asked: Asked, slo: PriorityClass, caller: Caller, arrival: float) -> Request:
+        """The request as the door sees it. With a prompt in text its length is an estimate."""
+        tokens = max(1, self.estimator.estimate(self.name, asked.text) if asked.token_ids is None else asked.token_ids)
+        return Request(
+            request_id=number,
+            slo=slo,
+            arrival=arrival,
+            prompt_tokens=tokens,
+            size_bytes=len(asked.body),
+            prefix=prefix_chain(asked.text, tenant_salt(caller.tenant)),
+            prefix_chunk_tokens=tokens * CHUNK_BYTES / max(1, len(asked.text)),
+        )
+
+    def headers(self, turn: Turn, caller: Caller) -> dict[str, str]:
+        """What the runtime is told beside the request itself."""
+        told = {
+            PRIORITY: str(turn.priority),
+            CLASS: turn.request.slo.name,
+            DISPATCH: f"{self._boot_id}:{turn.number}",
+            WANT_USAGE: "1",
+        }
+        return told if caller.tenant is None else {**told, TENANT: caller.tenant}
+
+    def compared(self, comparisons: tuple[Comparison, ...]) -> None:
+        """Books what a first token said about predictions."""
+        for comparison in comparisons:
+            self.errors["shed" if comparison.shed else "admitted"].add(comparison.error)
+
+    def ticket(self, request: Request, asked: Asked, retry: bool) -> Ticket:
+        """The entry of an offered request."""
+        return Ticket(self.books.ledger(request.slo.name), request, asked.choices, retry)
+
+
+class Pools:
+    """All pools by name, and which model each serves."""
+
+    def __init__(self, boot_id: str, settings: Settings, upstream: Upstream) -> None:
+        self.draining = False
+        self.unplaced = Ledger()
+        """Requests that ended before it was known for which pool and class they were."""
+        self._boot_id = boot_id
+        self._settings = settings
+        self._upstream = upstream
+        self._pools: dict[str, ServedPool] = {}
+        self._numbers = itertools.count(1)
+        self._started = False
+        for pool in settings.pools:
+            self.obey(default_policy(pool))
+
+    def __iter__(self) -> Iterator[ServedPool]:
+        return iter(self._pools.values())
+
+    def obey(self, policy: Policy) -> None:
+        """Takes a policy that came into force; one for a pool not seen before opens it."""
+        known = self._pools.get(policy.pool.name)
+        if known is not None:
+            known.obey(policy)
+            return
+        pool = self._pools[policy.pool.name] = ServedPool(policy, self._boot_id, self._settings, self._upstream)
+        pool.door.draining = self.draining
+        if self._started:
+            pool.start()
+
+    def start(self) -> None:
+        """Starts every pool's tasks, and from now on those of each new pool."""
+        self._started = True
+        for pool in self:
+            pool.start()
+
+    def next_number(self) -> int:
+        """A number for a request, unique in this gateway."""
+        return next(self._numbers)
+
+    def models(self) -> Mapping[str, ServedPool]:
+        """Model → pool, of those whose model is known."""
+        return {pool.model: pool for pool in self._pools.values() if pool.model is not None}
+
+    def serving(self, model: str) -> ServedPool:
+        """The pool that serves `model`.
+
+        Raises:
+            Refused: 404 when none does; 503 when that cannot be known yet, because some pool's replicas have not said what they serve.
+        """
+        models = self.models()
+        if model in models:
+            return models[model]
+        if not self._pools or len(models) < len(self._pools):
+            raise answers.not_now(ShedReason.NO_REPLICA, SHORTEST)
+        raise Refused(answers.unknown_model(model, sorted(models)))
+
+    def drain(self) -> None:
+        """Nothing new comes in from now on."""
+        self.draining = True
+        for pool in self:
+            pool.door.draining = True
+
+    async def stop(self) -> None:
+        """Ends every pool's tasks."""
+        await asyncio.gather(*(pool.stop() for pool in self))
+
+    @property
+    def state(self) -> ReplicaState:
+        """This gateway's own state."""
+        return ReplicaState.DRAINING if self.draining else ReplicaState.READY

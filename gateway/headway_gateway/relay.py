@@ -1,0 +1,162 @@
+"""One try at one replica: send the request, pass the answer on byte for byte, and tell the ticket what came when.
+
+Until `Exchange.started` nothing has reached the client, so a failure here may still be tried elsewhere: that is the pipeline's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from headway_core.contract import LOAD, PROMPT_TOKENS, ShedReason
+
+from headway_gateway.books import Ticket
+from headway_gateway.exchange import Exchange, Header
+from headway_gateway.sse import RecordStream, content_records, data_records
+from headway_gateway.upstream import Failure, Response, Upstream, UpstreamError
+
+KEEP_ALIVE = b": waiting for the first token\n"
+"""A comment line without an empty line after it: it ends no record, so no client sees an empty one."""
+
+_DEAD = (502, 503, 504)
+"""Statuses of a replica that cannot serve at all, as opposed to one that failed at this request."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try: where it goes and who is told what. The members with defaults are what the answer said beside its bytes."""
+
+    url: str
+    body: bytes
+    headers: Mapping[str, str]
+    exchange: Exchange
+    ticket: Ticket
+    first_token: Callable[[], None]
+    """Called when the first content of a stream has come."""
+    status: int = 0
+    load: str | None = None
+    """The load hint, as it came."""
+    prompt_tokens: int | None = None
+    """Exact length of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Passes answers on. `hold`: seconds that a stream's first bytes wait for content, so that another replica can still take over."""
+
+    upstream: Upstream
+    hold: float
+
+    async def run(self, attempt: Attempt) -> None:
+        """One try.
+
+        Raises:
+            UpstreamError: the replica failed. If `exchange.started`, part of its answer is already out.
+        """
+        async with await self.upstream.post(attempt.url, attempt.body, attempt.headers) as response:
+            attempt.status = response.status
+            attempt.load = response.header(LOAD)
+            attempt.prompt_tokens = _count(response.header(PROMPT_TOKENS))
+            if response.status in _DEAD:
+                raise UpstreamError(Failure.RESET, f"it answered {response.status}")
+            if response.status < 300 and response.is_stream:
+                await self._stream(response, attempt)
+            else:
+                await self._whole(response, attempt)
+
+    async def _whole(self, response: Response, attempt: Attempt) -> None:
+        exchange, ticket = attempt.exchange, attempt.ticket
+        loop = asyncio.get_running_loop()
+        body = await response.read_all()
+        now = loop.time()
+        if response.status >= 500:
+            ticket.outcome = "upstream_error"
+        elif response.status == 429:
+            ticket.outcome, ticket.reason = "shed", ShedReason.QUEUE_FULL
+        elif response.status >= 400:
+            ticket.outcome = "client_error"
+        await exchange.start(response.status, [*response.passed_on(), (b"content-length", str(len(body)).encode())])
+        await exchange.finish(body)
+        if response.status < 300:
+            prompt, output = _usage(body)
+            attempt.prompt_tokens = attempt.prompt_tokens or prompt
+            ticket.finished(now, False, prompt, output)
+
+    async def _stream(self, response: Response, attempt: Attempt) -> None:
+        exchange, ticket = attempt.exchange, attempt.ticket
+        loop = asyncio.get_running_loop()
+        records = RecordStream()
+        headers = response.passed_on()
+        last = await self._until_content(response, records, headers, attempt)
+        while data := await response.read():
+            passed = records.feed(data)
+            if passed:
+                ticket.content(loop.time(), data_records(passed))
+                last = passed
+                await exchange.write(passed)
+        rest = records.rest()
+        if not exchange.started:
+            await exchange.start(response.status, headers)
+        await exchange.finish(rest)
+        if _is_error(last):
+            ticket.outcome = "upstream_error"
+        else:
+            usage = records.usage or {}
+            ticket.finished(loop.time(), True, usage.get("prompt"), usage.get("completion"))
+
+    async def _until_content(self, response: Response, records: RecordStream, headers: list[Header], attempt: Attempt) -> bytes:
+        """Holds everything back until the first content, or until the hold is spent: then what there is goes out, and keep-alives after it.
+
+        Returns the last bytes that went out.
+        """
+        exchange, loop = attempt.exchange, asyncio.get_running_loop()
+        held: list[bytes] = []
+        due = exchange.arrival + self.hold
+        while True:
+            try:
+                async with asyncio.timeout_at(due):
+                    data = await response.read()
+            except TimeoutError:
+                if not exchange.started:
+                    await exchange.start(response.status, headers)
+                await exchange.write(b"".join(held) or KEEP_ALIVE)
+                held.clear()
+                due = loop.time() + self.hold
+                continue
+            passed = records.feed(data) if data else b""
+            held.append(passed)
+            found = content_records(passed) if passed else 0
+            if not found and data:
+                continue
+            if found:
+                attempt.ticket.content(loop.time(), found)
+                attempt.first_token()
+            if not exchange.started:
+                await exchange.start(response.status, headers)
+            out = b"".join(held)
+            if out:
+                await exchange.write(out)
+            return out
+
+
+def _count(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 12 else None
+
+
+def _usage(body: bytes) -> tuple[int | None, int | None]:
+    """Prompt and completion tokens of a whole answer; None where it does not say."""
+    try:
+        usage = json.loads(body).get("usage")
+    except (ValueError, AttributeError, RecursionError):
+        return None, None
+    counts = [usage.get(name) if isinstance(usage, dict) else None for name in ("prompt_tokens", "completion_tokens")]
+    prompt, output = (count if type(count) is int and count >= 0 else None for count in counts)
+    return prompt, output
+
+
+def _is_error(records: bytes) -> bool:
+    """Whether the last record of a stream is an error: the replica gave the request up after it had begun."""
+    lines = [line for line in records.split(b"\n") if line.startswith(b"data:") and line != b"data: [DONE]"]
+    return bool(lines) and b'"error"' in lines[-1] and b'"choices"' not in lines[-1]

@@ -1,0 +1,190 @@
+"""Two listening ports in one process, and how they end: not ready, nothing new, finish what runs and waits, then go.
+
+uvicorn serves; what it lacks is added here: a bound on request heads, a time limit on them, and a hold on the transport, so that a client
+that takes nothing can be cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from asyncio import TimerHandle, Transport
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headway_gateway.app import Gateway
+from headway_gateway.exchange import CONNECTION, Cause
+from headway_gateway.settings import Settings
+
+log = logging.getLogger("headway.gateway")
+
+HEAD_SECONDS = 30.0
+HEAD_BYTES = 64 * 1024
+LAST_SECONDS = 3.0
+"""For the errors that end what the drain budget did not suffice for."""
+
+_TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class PortTaken(Exception):
+    """A port cannot be listened on; the message says which and why."""
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol, with limits on the head of a request."""
+
+    _head_timer: TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # uvicorn narrows it the same way
+        """A connection that sends nothing is closed like one that is idle."""
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is left to limit."""
+        self._end_of_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Counts while the head is incomplete: the parser itself would keep any amount."""
+        super().data_received(data)
+        if self._head_timer is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
+                self.transport.write(_TOO_LONG)
+                self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """A request begins; its head must be complete in time."""
+        super().on_message_begin()
+        self.scope["extensions"] = {CONNECTION: self.transport}  # type: ignore[dict-item]  # ASGI: extensions hold anything
+        self._end_of_head()
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        self._end_of_head()
+        super().on_headers_complete()
+
+    def _end_of_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        self._head_bytes = 0
+
+
+class _Server(uvicorn.Server):
+    """Signals belong to `serve`: two servers share the process."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def listening(settings: Settings) -> AsyncIterator[tuple[Gateway, int, int]]:
+    """A gateway that serves while the context lasts, with its serving and control ports.
+
+    Raises:
+        PortTaken: before anything else is begun.
+        InvalidInput, OSError: the keys cannot be read.
+    """
+    sockets = [_listen(settings.host, port) for port in (settings.port, settings.control_port)]
+    gateway = Gateway(settings)
+    servers = [_server(app, settings) for app in (gateway.serving, gateway.control)]
+    async with gateway.running():
+        tasks = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
+        for server in servers:
+            await server.listening.wait()
+        try:
+            yield gateway, sockets[0].getsockname()[1], sockets[1].getsockname()[1]
+        finally:
+            for server in servers:
+                server.should_exit = True
+            await asyncio.gather(*tasks)
+
+
+async def serve(settings: Settings, started: Callable[[Gateway, int, int], None]) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. `started` is told the gateway and its two ports once both listen.
+
+    A second signal ends the drain at once. Raises like `listening`.
+    """
+    ending = asyncio.Event()
+    now = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (now if ending.is_set() else ending).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    async with listening(settings) as (gateway, port, control_port):
+        started(gateway, port, control_port)
+        await ending.wait()
+        await drain(gateway, now)
+
+
+async def drain(gateway: Gateway, now: asyncio.Event) -> None:
+    """Takes nothing new, lets what runs and waits finish within the budget, and ends the rest with an error each.
+
+    `now` set: no more waiting.
+    """
+    pipeline, budget = gateway.pipeline, gateway.settings.drain_seconds
+    log.info("going away: %d requests are under way and have %g s", len(pipeline.open), budget)
+    gateway.pools.drain()
+    for exchange in pipeline.open:
+        exchange.closing = True
+    waits = [asyncio.ensure_future(event.wait()) for event in (pipeline.idle, now)]
+    await asyncio.wait(waits, timeout=budget, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    if pipeline.open:
+        log.warning("the drain is over: %d requests end with an error", len(pipeline.open))
+    for exchange in list(pipeline.open):
+        exchange.stop(Cause.DRAIN)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_SECONDS):
+            await pipeline.idle.wait()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return sock
+
+
+def _server(app: FastAPI, settings: Settings) -> _Server:
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=settings.keep_alive,  # type: ignore[arg-type]  # handed to call_later, which takes any number
+        timeout_graceful_shutdown=int(LAST_SECONDS),
+        backlog=4096,
+    )
+    return _Server(config)

@@ -1,0 +1,229 @@
+"""Everything that can be set from outside, checked before a socket is opened.
+
+Only values and the command line live here; nothing is read from files, and no environment variable is consulted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from headway_core.contract import CONTROL_PORT, SERVING_PORT, Endpoint, Pool
+
+RULES = ("moore", "prediction", "littles-law", "queued-tokens", "open")
+
+_POOL_NAME = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
+_ENDPOINT = re.compile(r"^(?P<host>\[[0-9A-Fa-f:.]+\]|[^][:/,\s]+)(:(?P<port>[0-9]+))?(/(?P<control>[0-9]+))?$")
+
+_EPILOG = """\
+examples:
+  headway-gateway --pool chat=127.0.0.1:9000/9001
+      one pool, one replica: requests to port 9000, its load report on port 9001
+  headway-gateway --pool chat=runtime-0:8000/8001,runtime-1:8000/8001 --pool code=coder.svc:8000
+      two pools; a name that resolves to several addresses (a headless Service) is several replicas
+  headway-gateway --policy /etc/headway/policy
+      pools, classes and objectives from policy files, re-read when they change
+  headway-gateway hash-key --tenant acme --classes interactive,batch
+      make a new API key and the line for --keys
+
+Without a policy a pool has one class, "default": first token within 2 s, 100 ms for each further token, for 95% of the requests.
+"""
+
+
+class _Refused(argparse.Action):
+    """An option that exists only to say why it does not."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
+        parser.error(
+            "--workers is refused: the queue and the books are in this process's memory, and two workers would each keep half of them. "
+            "Run more gateway replicas instead (on Kubernetes: gateway.replicas); each keeps its own queue and sees the others' load "
+            "through the runtimes' reports."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one gateway runs with. Seconds and bytes throughout."""
+
+    host: str = "0.0.0.0"  # noqa: S104 - a server in a container listens on every interface
+    port: int = SERVING_PORT
+    control_port: int = CONTROL_PORT
+    pools: tuple[Pool, ...] = ()
+    policy: Path | None = None
+    keys: Path | None = None
+    trust_class_header: bool = False
+    rule: str = "moore"
+    max_queue_requests: int = 1000
+    """Per pool; what waits beyond it is shed with `queue_full`."""
+    max_queue_bytes: int = 256 * 1024 * 1024
+    max_body_bytes: int = 16 * 1024 * 1024
+    body_timeout: float = 30.0
+    """Longest silence within an upload, and the time that any upload has before it must reach 1 KiB/s in all."""
+    request_timeout: float = 600.0
+    drain_seconds: float = 30.0
+    keep_alive: float = 75.0
+    """Idle client connections; longer than the pools of the clients and proxies in front (most keep theirs 60 s or less)."""
+    poll_interval: float = 0.5
+    first_byte_hold: float = 15.0
+    """No byte of a stream goes out before its first content for this long: until then another replica can take over."""
+    stall_timeout: float = 60.0
+    """A client that takes nothing for this long is cut off."""
+    max_queue_time: float = 60.0
+    """Longest wait of a class that names none."""
+
+
+def parse(arguments: Sequence[str]) -> Settings:
+    """The command line as `Settings`. Exits with status 2 and one clear sentence when something in it cannot be honoured."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    pools: list[Pool] = []
+    for text in given.pool:
+        try:
+            pools.append(parse_pool(text))
+        except ValueError as error:
+            parser.error(f"--pool {text}: {error}")
+    names = [pool.name for pool in pools]
+    for name in names:
+        if names.count(name) > 1:
+            parser.error(f"--pool {name}= is given twice: list all replicas of one pool in one option, separated by commas")
+    if not pools and given.policy is None:
+        parser.error("nothing to serve: name replicas with --pool NAME=HOST:PORT, or policy files with --policy PATH")
+    if given.port != 0 and given.port == given.control_port:
+        parser.error(f"--port and --control-port must differ, not both {given.port}: the control port is never exposed to clients")
+    return Settings(
+        host=given.host,
+        port=given.port,
+        control_port=given.control_port,
+        pools=tuple(pools),
+        policy=given.policy,
+        keys=given.keys,
+        trust_class_header=given.trust_class_header,
+        rule=given.rule,
+        max_queue_requests=given.max_queue_requests,
+        max_queue_bytes=given.max_queue_bytes,
+        max_body_bytes=given.max_body_bytes,
+        body_timeout=given.body_timeout,
+        request_timeout=given.request_timeout,
+        drain_seconds=given.drain_seconds,
+        keep_alive=given.keep_alive,
+        poll_interval=given.poll_interval,
+        first_byte_hold=given.first_byte_hold,
+        stall_timeout=given.stall_timeout,
+        max_queue_time=given.max_queue_time,
+    )
+
+
+def parse_pool(text: str) -> Pool:
+    """``NAME=HOST:PORT[/CONTROLPORT][,...]`` as a pool. Raises ValueError with the rule that is broken."""
+    name, equals, listed = text.partition("=")
+    if not equals or not _POOL_NAME.fullmatch(name):
+        raise ValueError("must read NAME=HOST:PORT[/CONTROLPORT],... with a name of lower-case letters, digits and '-'")
+    endpoints: list[Endpoint] = []
+    for part in listed.split(","):
+        match = _ENDPOINT.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"{part!r} is not HOST:PORT or HOST:PORT/CONTROLPORT")
+        ports = [int(match["port"] or SERVING_PORT), int(match["control"] or CONTROL_PORT)]
+        if not all(1 <= port <= 65535 for port in ports):
+            raise ValueError(f"{part!r}: a port lies between 1 and 65535")
+        endpoints.append(Endpoint(match["host"].strip("[]"), *ports))
+    return Pool(name, tuple(endpoints))
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"a port is a whole number up to 65535 (0: any free one), not {text!r}")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.01 <= value <= 86_400:
+        raise argparse.ArgumentTypeError(f"must be seconds between 0.01 and 86400, not {text!r}")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = Settings()
+    parser = argparse.ArgumentParser(
+        prog="headway-gateway",
+        description="OpenAI-compatible gateway that admits, queues and routes so that TTFT and TPOT promises are kept.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    where = parser.add_argument_group("where it listens")
+    where.add_argument("--host", default=default.host, help="address of both ports (default: every interface)")
+    where.add_argument("--port", type=_port, default=default.port, help="requests and the status page (default: %(default)s)")
+    where.add_argument(
+        "--control-port",
+        type=_port,
+        default=default.control_port,
+        help="load report, policy, metrics; keep it private (default: %(default)s)",
+    )
+    what = parser.add_argument_group("what it serves")
+    what.add_argument(
+        "--pool", action="append", default=[], metavar="NAME=HOST:PORT[/CONTROLPORT],...", help="replicas of one model; repeatable"
+    )
+    what.add_argument("--policy", type=Path, metavar="PATH", help="policy file, or directory of *.json; re-read when the content changes")
+    what.add_argument(
+        "--rule", choices=RULES, default=default.rule, help="who is admitted (default: %(default)s; the others are for comparison)"
+    )
+    who = parser.add_argument_group("who may ask")
+    who.add_argument("--keys", type=Path, metavar="PATH", help="file or mounted Secret of API keys; without it everybody may ask")
+    who.add_argument(
+        "--trust-class-header",
+        action="store_true",
+        help="let clients choose any class with x-headway-class; only behind a gateway of your own",
+    )
+    limits = parser.add_argument_group("limits")
+    for flag, kind, unit in (
+        ("max-queue-requests", _count, "N"),
+        ("max-queue-bytes", _count, "BYTES"),
+        ("max-body-bytes", _count, "BYTES"),
+        ("max-queue-time", _seconds, "SECONDS"),
+        ("body-timeout", _seconds, "SECONDS"),
+        ("request-timeout", _seconds, "SECONDS"),
+        ("stall-timeout", _seconds, "SECONDS"),
+        ("first-byte-hold", _seconds, "SECONDS"),
+        ("drain-seconds", _seconds, "SECONDS"),
+        ("keep-alive", _seconds, "SECONDS"),
+        ("poll-interval", _seconds, "SECONDS"),
+    ):
+        limits.add_argument(
+            f"--{flag}",
+            type=kind,
+            metavar=unit,
+            default=getattr(default, flag.replace("-", "_")),
+            help=f"{_HELP[flag]} (default: %(default)s)",
+        )
+    parser.add_argument("--workers", action=_Refused, nargs="?", help="refused: one process per gateway, scale by replicas")
+    return parser
+
+
+_HELP = {
+    "max-queue-requests": "requests of one pool that may wait here",
+    "max-queue-bytes": "bytes of request bodies of one pool that may wait here",
+    "max-body-bytes": "largest request body; more is answered 413",
+    "max-queue-time": "longest wait of a class whose policy names no maxQueueTime",
+    "body-timeout": "longest silence within an upload; then 408",
+    "request-timeout": "longest request, queue included; then 504",
+    "stall-timeout": "a client that reads nothing for this long is cut off",
+    "first-byte-hold": "how long a stream is held back so that another replica can take it over",
+    "drain-seconds": "on SIGTERM: time for what runs and waits to finish",
+    "keep-alive": "idle client connections are closed after this",
+    "poll-interval": "between two load reports of a replica",
+}

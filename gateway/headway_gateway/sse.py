@@ -1,0 +1,104 @@
+"""A runtime's event stream, cut into whole records: what passes to the client, what is the gateway's own, and what is content.
+
+Bytes in, bytes out, no I/O. Records pass unchanged and whole (so that an error can always follow one), except the comment that the
+gateway itself asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from headway_core.contract import USAGE_COMMENT
+
+_MARK = USAGE_COMMENT.encode()
+_END = re.compile(rb"\r?\n\r?\n")
+_LONGEST_TAIL = 1 << 20
+"""A record longer than this is no record of ours: it passes as it comes."""
+
+
+class RecordStream:
+    """Feed it reads; it gives back the bytes to relay. `usage` holds the runtime's counts once they came by."""
+
+    def __init__(self) -> None:
+        self.usage: dict[str, int] | None = None
+        self._tail = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The whole records in what has arrived; an unfinished one is kept for the next call."""
+        if self._tail:
+            data = self._tail + data
+            self._tail = b""
+        if not data.endswith(b"\n\n"):
+            cut = _last_end(data)
+            if len(data) - cut > _LONGEST_TAIL:
+                cut = len(data)
+            data, self._tail = data[:cut], data[cut:]
+        return self._without_comment(data) if _MARK in data else data
+
+    def rest(self) -> bytes:
+        """What came after the last whole record, when the stream has ended."""
+        tail, self._tail = self._tail, b""
+        return self._without_comment(tail) if _MARK in tail else tail
+
+    def _without_comment(self, data: bytes) -> bytes:
+        kept: list[bytes] = []
+        start = 0
+        for match in _END.finditer(data):
+            kept.append(self._record(data[start : match.start()], match[0]))
+            start = match.end()
+        if start < len(data):
+            kept.append(self._record(data[start:], b""))
+        return b"".join(kept)
+
+    def _record(self, record: bytes, end: bytes) -> bytes:
+        if not record.startswith(_MARK) and b"\n" + _MARK not in record:
+            return record + end
+        lines = record.split(b"\n")
+        ours = [line for line in lines if line.startswith(_MARK)]
+        self._read(ours[-1][len(_MARK) :])
+        others = [line for line in lines if not line.startswith(_MARK)]
+        return b"\n".join(others) + end if others else b""
+
+    def _read(self, text: bytes) -> None:
+        try:
+            counts = json.loads(text)
+        except ValueError:
+            return
+        if isinstance(counts, dict):
+            self.usage = {name: count for name, count in counts.items() if type(count) is int and count >= 0}
+
+
+def _last_end(data: bytes) -> int:
+    """Where the last whole record ends; 0 when there is none."""
+    cut = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
+    return cut if cut >= 4 or data.startswith(b"\n\n") else 0
+
+
+def content_records(data: bytes) -> int:
+    """How many of these whole records carry content: text, a tool call, reasoning, or the reason why there is none."""
+    return sum(_has_content(record) for record in _END.split(data))
+
+
+def _has_content(record: bytes) -> bool:
+    payload = b"\n".join(line[5:] for line in record.replace(b"\r\n", b"\n").split(b"\n") if line.startswith(b"data:"))
+    try:
+        event = json.loads(payload)
+    except (ValueError, RecursionError):
+        return False
+    choices = event.get("choices") if isinstance(event, dict) else None
+    return any(_choice_has_content(choice) for choice in choices) if isinstance(choices, list) else False
+
+
+def _choice_has_content(choice: object) -> bool:
+    if not isinstance(choice, dict):
+        return False
+    if choice.get("text") or choice.get("finish_reason"):
+        return True
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
+
+
+def data_records(data: bytes) -> int:
+    """How many records with data these whole records are, the end mark not counted. Cheap: run for every read of every stream."""
+    return data.count(b"data:{") + data.count(b"data: {")
