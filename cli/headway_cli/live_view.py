@@ -101,7 +101,8 @@ def _table(status: Status) -> Group:
 def _plain(status: Status) -> str:
     classes = "; ".join(
         f"{row.name}: {_number(row.rate)} req/s, TTFT {_seconds(row.ttft)} of {_seconds(row.ttft_target)}, "
-        f"TPOT {_seconds(row.tpot)} of {_seconds(row.tpot_target)}, attained {_share(row.attainment)}, queue {row.queued}, shed {_share(row.shed)}"
+        f"TPOT {_seconds(row.tpot)} of {_seconds(row.tpot_target)}, attained {_share(row.attainment)}, "
+        f"queue {row.queued}, shed {_share(row.shed)}"
         for row in status.classes
     )
     return f"{classes} | {_machine(status)} | {status.note}"

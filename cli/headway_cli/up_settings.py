@@ -55,14 +55,28 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", metavar="DIR|FILE.gguf", help="checkpoint folder or GGUF file (default: the model that `make up` installed)")
+    parser.add_argument(
+        "--model", metavar="DIR|FILE.gguf", help="checkpoint folder or GGUF file (default: the model that `make up` installed)"
+    )
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="runtime processes (default: 1)")
-    parser.add_argument("--slo", type=Path, default=DEFAULT, metavar="FILE", help="a ServingSLO; read again when it changes (default: an example)")
+    parser.add_argument(
+        "--slo", type=Path, default=DEFAULT, metavar="FILE", help="a ServingSLO; read again when it changes (default: an example)"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="where the gateway listens (default: %(default)s)")
     parser.add_argument("--port", type=int, default=SERVING_PORT, help="the gateway's port (default: %(default)s)")
-    parser.add_argument("--threads", type=int, metavar="N", help="torch threads of each replica (default: the cores, shared out, one kept for the rest)")
-    parser.add_argument("--drain-seconds", type=float, default=10.0, metavar="S", help="on Ctrl-C, time for running requests to finish (default: %(default)s)")
-    parser.add_argument("--state", type=Path, metavar="DIR", help="folder for logs and the policy (default: a temporary one, removed on a clean stop)")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="torch threads of each replica (default: the cores, shared out, one kept for the rest)"
+    )
+    parser.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="on Ctrl-C, time for running requests to finish (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--state", type=Path, metavar="DIR", help="folder for logs and the policy (default: a temporary one, removed on a clean stop)"
+    )
     parser.add_argument("runtime_arguments", nargs="*", metavar="-- RUNTIME OPTIONS", help="options of headway-runtime, after --")
 
 

@@ -1,0 +1,276 @@
+"""`headway bench`: replay a trace against an OpenAI endpoint and say what was kept of the promises."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from headway_core.slo import Objectives, PriorityClass, ServingSLO
+from headway_sim.synthetic import FAMILIES, synthetic
+from headway_sim.traces import TraceRequest, at_rate, read
+from rich.console import Console
+from rich.table import Table
+
+from headway_cli.bench_figures import Figures, by_class, by_prompt_quartile, figures
+from headway_cli.bench_plot import page
+from headway_cli.load_generator import Planned, PromptWriter, Record, Target, first_model, learn_prompt_length, run_load
+from headway_cli.slo_file import DEFAULT, read_slo
+
+EPILOG = """\
+examples:
+  headway bench                                        200 requests like Azure's conversations, on http://127.0.0.1:8000
+  headway bench --trace code --rate 2 --requests 500   bursts
+  headway bench --trace AzureLLMInferenceTrace_conv.csv --speed 0.5 --json run.json --plot run.html
+  headway bench --mix interactive=0.8,batch=0.2 --slo my-slo.yaml
+
+Requests leave when the trace says so, whatever became of those before (open loop). Attainment is over all offered requests: shed
+and failed ones are misses. Lengths beyond the model's context are cut; --scale-lengths fits a trace to a small machine.
+"""
+
+
+class BenchError(Exception):
+    """An argument that cannot be honoured."""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `bench` to the command line."""
+    parser = commands.add_parser(
+        "bench",
+        help="replay a trace against any OpenAI endpoint: TTFT, TPOT, ITL, attainment",
+        description="Replay a trace open-loop against any OpenAI-compatible endpoint and measure what was kept of the promises.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    where = parser.add_argument_group("endpoint")
+    where.add_argument("--url", default="http://127.0.0.1:8000", help="base URL, without /v1 (default: %(default)s)")
+    where.add_argument("--model", help="the model's name (default: the first that the endpoint lists)")
+    where.add_argument(
+        "--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="environment variable with the key (default: %(default)s)"
+    )
+    load = parser.add_argument_group("load")
+    load.add_argument(
+        "--trace",
+        default="conv",
+        metavar="NAME|FILE",
+        help=f"{', '.join(FAMILIES)} (synthetic, same statistics as published), a .csv or a .jsonl (default: %(default)s)",
+    )
+    load.add_argument(
+        "--requests", type=int, default=200, metavar="N", help="how many of the trace (default: %(default)s; 0: all of a file)"
+    )
+    pace = load.add_mutually_exclusive_group()
+    pace.add_argument("--speed", type=float, default=1.0, metavar="X", help="2 halves all gaps (default: %(default)s)")
+    pace.add_argument("--rate", type=float, metavar="R", help="requests per second on average, instead of --speed")
+    load.add_argument(
+        "--scale-lengths", type=float, default=1.0, metavar="X", help="multiply prompt and output lengths (default: %(default)s)"
+    )
+    load.add_argument("--max-prompt-tokens", type=int, metavar="N", help="cut prompts to this (default: what the model's context leaves)")
+    load.add_argument("--max-output-tokens", type=int, metavar="N", help="cut outputs to this")
+    load.add_argument("--ignore-eos", action="store_true", help="ask for exactly the trace's output lengths (not every endpoint knows it)")
+    load.add_argument("--seed", type=int, default=0, help="of the synthetic trace and the class of each request (default: %(default)s)")
+    promise = parser.add_argument_group("promise")
+    promise.add_argument(
+        "--slo", type=Path, default=DEFAULT, metavar="FILE", help="the ServingSLO to judge by (default: that of `headway up`)"
+    )
+    promise.add_argument("--mix", metavar="CLASS=SHARE,...", help="classes of the requests (default: all of the default class)")
+    promise.add_argument(
+        "--grace", type=float, default=0.0, metavar="S", help="seconds added to each token's deadline in goodput (default: %(default)s)"
+    )
+    out = parser.add_argument_group("results")
+    out.add_argument("--json", type=Path, metavar="FILE", help="write figures and every request's record")
+    out.add_argument("--plot", type=Path, metavar="FILE.html", help="write a page with distributions and a timeline")
+    out.add_argument("--timeout", type=float, default=600.0, metavar="S", help="give up on a request after this (default: %(default)s)")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Runs the benchmark; 0 when every request was answered or shed, 1 when some failed.
+
+    Raises:
+        BenchError, headway_core.errors.InvalidInput, ConnectionError: with a sentence for the person at the terminal.
+    """
+    slo = read_slo(given.slo)
+    shares = parse_mix(given.mix, slo)
+    trace = choose_trace(given)
+    return asyncio.run(_run(given, slo, shares, trace))
+
+
+async def _run(given: argparse.Namespace, slo: ServingSLO, shares: Mapping[str, float], trace: Sequence[TraceRequest]) -> int:
+    console = Console(stderr=True, highlight=False)
+    key = os.environ.get(given.api_key_env)
+    url = given.url.rstrip("/").removesuffix("/v1")
+    model, context = await first_model(url, key)
+    target = Target(url, given.model or model, key, given.ignore_eos, given.timeout)
+    writer = PromptWriter()
+    await learn_prompt_length(target, writer)
+    planned = plan(trace, given, context, {known.name: known for known in slo.classes}, shares)
+    console.print(
+        f"{len(planned)} requests in {planned[-1].at:.0f} s to {target.model} at {url}; "
+        f"a word is {writer.tokens_per_word:.2f} tokens, the template adds {writer.fixed_tokens:.0f}"
+    )
+    started = time.monotonic()
+    records = await run_load(target, planned, writer, _Progress(console, len(planned)))
+    elapsed = time.monotonic() - started
+    objectives = {known.name: known.objectives for known in slo.classes}
+    groups = _groups(records, objectives.__getitem__, given.grace)
+    lag = max(record.sent - record.planned.at for record in records)
+    _print(groups, records, elapsed, lag)
+    if given.json:
+        given.json.write_text(json.dumps(_document(given, target, groups, records, elapsed, lag), indent=1))
+    if given.plot:
+        given.plot.write_text(
+            page(f"headway bench: {given.trace}, {len(records)} requests, {target.model}", groups, records, objectives.__getitem__)
+        )
+    return 1 if groups["all"].failed else 0
+
+
+def choose_trace(given: argparse.Namespace) -> list[TraceRequest]:
+    """The requests to replay, at the asked pace."""
+    if given.requests < 0 or given.requests == 1:
+        raise BenchError(f"--requests must be at least 2, or 0 for a whole file, not {given.requests}")
+    if not given.speed > 0 or (given.rate is not None and not given.rate > 0) or not given.scale_lengths > 0:
+        raise BenchError("--speed, --rate and --scale-lengths must be positive")
+    if given.trace in FAMILIES:
+        trace = synthetic(given.trace, given.requests or 200, given.seed)
+    else:
+        path = Path(given.trace)
+        if not path.is_file():
+            raise BenchError(f"--trace {given.trace}: no such file, and no synthetic trace of that name ({', '.join(FAMILIES)})")
+        trace = read(path)
+        trace = trace[: given.requests] if given.requests else trace
+    if given.rate is not None:
+        return at_rate(trace, given.rate)
+    return [dataclasses.replace(request, at=request.at / given.speed) for request in trace]
+
+
+def parse_mix(text: str | None, slo: ServingSLO) -> dict[str, float]:
+    """Class → share of the requests; everything to the default class when nothing is said. Raises BenchError."""
+    if text is None:
+        return {slo.default_class: 1.0}
+    known = {each.name for each in slo.classes}
+    shares: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, share = part.partition("=")
+        try:
+            shares[name] = float(share)
+        except ValueError:
+            raise BenchError(f"--mix takes CLASS=SHARE,..., not {part!r}") from None
+        if name not in known or not shares[name] >= 0:
+            raise BenchError(f"--mix {part!r}: the SLO has the classes {', '.join(sorted(known))}, and a share is not negative")
+    if not sum(shares.values()) > 0:
+        raise BenchError("--mix needs a positive share")
+    return shares
+
+
+def plan(
+    trace: Sequence[TraceRequest],
+    given: argparse.Namespace,
+    context: int | None,
+    classes: Mapping[str, PriorityClass],
+    shares: Mapping[str, float],
+) -> list[Planned]:
+    """Lengths cut to what is allowed, and a class for each request, drawn with the seed."""
+    rng = random.Random(given.seed)
+    names, weights = list(shares), list(shares.values())
+    planned = []
+    for request in trace:
+        output = max(1, round(request.output_tokens * given.scale_lengths))
+        output = min(output, given.max_output_tokens or output, (context or output * 2) // 2)
+        prompt = max(1, round(request.prompt_tokens * given.scale_lengths))
+        # Prompt lengths are met to a few per cent, so a twentieth of the context stays free.
+        room = int(context * 0.95) - output if context else prompt
+        prompt = max(1, min(prompt, given.max_prompt_tokens or prompt, room))
+        name = rng.choices(names, weights)[0]
+        tier = classes[name].service_tiers[0] if classes[name].service_tiers else None
+        planned.append(Planned(request.at, prompt, output, tier, name))
+    return planned
+
+
+class _Progress:
+    """A line each few seconds while the run goes on; on a terminal it is rewritten in place."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console, self._total, self._last = console, total, 0.0
+
+    def __call__(self, records: Sequence[Record]) -> None:
+        now = time.monotonic()
+        ended = sum(record.end is not None for record in records)
+        last = ended == self._total
+        if not self._console.is_terminal and now - self._last < 5 and not last:
+            return
+        self._last = now
+        ok = sum(record.ok for record in records)
+        line = f"sent {len(records)}/{self._total}, running {len(records) - ended}, ok {ok}, not {ended - ok}"
+        self._console.print(line, end="\n" if last or not self._console.is_terminal else "\r")
+
+
+def _groups(records: Sequence[Record], objectives_of: Callable[[str], Objectives], grace: float) -> dict[str, Figures]:
+    groups = {"all": figures(records, objectives_of, grace)}
+    classes = by_class(records)
+    if len(classes) > 1:
+        groups |= {f"class {name}": figures(part, objectives_of, grace) for name, part in classes.items()}
+    return groups | {name: figures(part, objectives_of, grace) for name, part in by_prompt_quartile(records).items()}
+
+
+def _print(groups: Mapping[str, Figures], records: Sequence[Record], elapsed: float, lag: float) -> None:
+    console = Console(highlight=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    heads = (
+        "",
+        "offered",
+        "ok",
+        "shed",
+        "failed",
+        "TTFT kept",
+        "TPOT kept",
+        "goodput",
+        "TTFT p50/p95/p99 s",
+        "TPOT p50/p95/p99 ms",
+        "ITL p50/p99 ms",
+    )
+    for head in heads:
+        table.add_column(head, justify="right" if head else "left")
+    for name, found in groups.items():
+        table.add_row(
+            name,
+            *map(str, (found.offered, found.ok, found.shed, found.failed)),
+            *("–" if share is None else f"{share:.1%}" for share in (found.ttft_attainment, found.tpot_attainment, found.goodput)),
+            _joined(found.ttft, ("p50", "p95", "p99"), 1, 2),
+            _joined(found.tpot, ("p50", "p95", "p99"), 1000, 0),
+            _joined(found.itl, ("p50", "p99"), 1000, 0),
+        )
+    console.print(table)
+    whole = groups["all"]
+    console.print(
+        f"{elapsed:.1f} s, {whole.ok / elapsed:.2f} answers/s, {whole.output_tokens / elapsed:.1f} output tokens/s; "
+        f"the generator was at most {lag * 1000:.0f} ms late"
+    )
+    if lag > 0.1:
+        console.print("the generator itself lagged: its machine is too busy for figures to be trusted")
+    for reason in sorted({record.error for record in records if record.error and record.status not in (429, 503)}):
+        print(f"failed: {reason}", file=sys.stderr)
+
+
+def _joined(values: Mapping[str, float] | None, keys: Sequence[str], factor: float, digits: int) -> str:
+    return "–" if values is None else " / ".join(f"{values[key] * factor:.{digits}f}" for key in keys)
+
+
+def _document(
+    given: argparse.Namespace, target: Target, groups: Mapping[str, Figures], records: Sequence[Record], elapsed: float, lag: float
+) -> dict[str, object]:
+    return {
+        "command": sys.argv,
+        "trace": given.trace,
+        "model": target.model,
+        "url": target.url,
+        "elapsed_seconds": elapsed,
+        "generator_lag_seconds": lag,
+        "figures": {name: dataclasses.asdict(found) for name, found in groups.items()},
+        "requests": [{**dataclasses.asdict(record), "ok": record.ok, "ttft": record.ttft, "tpot": record.tpot} for record in records],
+    }

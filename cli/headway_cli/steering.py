@@ -1,0 +1,111 @@
+"""The operator's part on one machine: reports in, a policy out. Decides with `headway_core.planning`; replicas are not its to move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headway_core.contract import Endpoint, GatewayReport, Knobs, Policy, Pool, RuntimeReport
+from headway_core.planning.knobs import KnobMemory, plan_knobs
+from headway_core.planning.snapshot import ClassTraffic, Phase, Replica, Traffic
+from headway_core.planning.traffic import TrafficBook
+from headway_core.slo import Mode, PriorityClass, ServingSLO
+
+from headway_cli.live_view import ClassRow, Status
+
+_GATEWAY = "gateway"
+
+
+class Steering:
+    """One pool's policy over time. Call `observe` with each poll; it returns a new policy when there is one to write."""
+
+    def __init__(self, slo: ServingSLO, endpoints: Mapping[str, Endpoint]) -> None:
+        self._endpoints = dict(endpoints)
+        self._memory = KnobMemory()
+        self._knobs = Knobs()
+        self._revision = 0
+        self._reports: dict[str, tuple[float, RuntimeReport]] = {}
+        self._note = "no request has been served yet"
+        self._gateway: GatewayReport | None = None
+        self.adopt(slo)
+
+    def adopt(self, slo: ServingSLO) -> Policy:
+        """Takes a new promise; its policy comes into force at once, the knobs follow with the next observation."""
+        self.slo = slo
+        self._traffic = TrafficBook(slo.target_name, slo.window)
+        self._revision += 1
+        return self.policy()
+
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return Policy(
+            revision=self._revision,
+            slo_uid=f"local/{self.slo.name}",
+            generation=self._revision,
+            pool=Pool(self.slo.target_name, tuple(self._endpoints.values())),
+            classes=self.slo.classes,
+            default_class=self.slo.default_class,
+            knobs=self._knobs,
+            min_samples=self.slo.min_samples,
+            window=self.slo.window,
+        )
+
+    def observe(
+        self, reports: Mapping[str, RuntimeReport], gateway: GatewayReport | None, alive: Sequence[str], now: float
+    ) -> Policy | None:
+        """One look: replicas that answered, the gateway if it did, and the names of the processes that run."""
+        for name, report in reports.items():
+            self._reports[name] = (now, report)
+        for name in self._reports.keys() - set(alive):
+            del self._reports[name]
+        self._gateway = gateway or self._gateway
+        self._traffic.record({_GATEWAY: gateway} if gateway else {}, [_GATEWAY], now)
+        replicas = [self._replica(name, now) for name in self._endpoints if name in alive]
+        found = plan_knobs(replicas, self.slo, self._knobs, memory=self._memory, now=now)
+        self._memory = found.memory
+        self._note = found.message
+        if found.knobs == self._knobs or self.slo.mode is not Mode.ENFORCE:
+            return None
+        self._knobs = found.knobs
+        self._revision += 1
+        return self.policy()
+
+    def _replica(self, name: str, now: float) -> Replica:
+        at, report = self._reports.get(name, (None, None))
+        phase = Phase.STARTING if report is None else Phase.READY
+        return Replica(name, phase, report, None if at is None else now - at)
+
+    def status(self, alive: Sequence[str], now: float) -> Status:
+        """What to show."""
+        traffic = self._traffic.traffic(now)
+        reports = [report for _, report in self._reports.values()]
+        serving = [name for name in alive if self._replica(name, now).fresh(15.0)]
+        return Status(
+            classes=[_row(known, traffic, self._queued(known.name)) for known in self.slo.classes],
+            replicas_ready=len(serving),
+            replicas=len(self._endpoints),
+            running=sum(report.running for report in reports),
+            waiting=sum(report.waiting for report in reports),
+            max_num_seqs=next((report.effective.max_num_seqs for report in reports), None),
+            prefill_token_budget=next((report.effective.prefill_token_budget for report in reports), None),
+            note=self._note,
+        )
+
+    def _queued(self, name: str) -> int:
+        pools = self._gateway.pools if self._gateway else ()
+        return sum(books.classes[name].queued for books in pools if name in books.classes)
+
+
+def _row(known: PriorityClass, traffic: Traffic | None, queued: int) -> ClassRow:
+    ttft, tpot = known.objectives.ttft, known.objectives.tpot
+    counted = traffic.classes.get(known.name, ClassTraffic(known.name)) if traffic else None
+    return ClassRow(
+        name=known.name,
+        rate=counted.offered / traffic.seconds if traffic and counted else None,
+        ttft=counted.ttft.quantile((ttft.percentile if ttft else 95.0) / 100) if counted else None,
+        ttft_target=ttft.target if ttft else None,
+        tpot=counted.tpot.quantile((tpot.percentile if tpot else 95.0) / 100) if counted else None,
+        tpot_target=tpot.target if tpot else None,
+        attainment=counted.attainment if counted else None,
+        queued=queued,
+        shed=counted.shed / counted.offered if counted and counted.offered else None,
+    )

@@ -1,0 +1,213 @@
+"""`headway up`: a gateway, replicas and their knobs on one machine, from one command; Ctrl-C leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+from headway_core.contract import PATH_READY, Endpoint
+from headway_core.errors import InvalidInput
+
+from headway_cli.live_view import LiveView
+from headway_cli.policy_writer import write_policy
+from headway_cli.reports import gateway_report, runtime_reports
+from headway_cli.slo_file import read_slo
+from headway_cli.steering import Steering
+from headway_cli.supervisor import Child, Supervisor, free_port
+from headway_cli.up_settings import UpSettings
+
+_POLL = 1.0
+_START_LIMIT = 600.0
+"""Seconds until the first answer: loading large weights takes minutes, not longer."""
+
+
+class Deployment:
+    """The processes of one `headway up`, with the ports and files they share."""
+
+    def __init__(self, settings: UpSettings, state: Path) -> None:
+        self.settings = settings
+        self.policies = state / "policy"
+        self.policies.mkdir(parents=True, exist_ok=True)
+        self.endpoints = {f"replica-{n + 1}": Endpoint("127.0.0.1", free_port(), free_port()) for n in range(settings.replicas)}
+        self.gateway_control = free_port()
+        self.steering = Steering(settings.slo, self.endpoints)
+        write_policy(self.policies, self.steering.policy())
+        self.gateway = Child("gateway", self._gateway_arguments(), state / "gateway.log")
+        self.replicas = {name: Child(name, self._runtime_arguments(name), state / f"{name}.log") for name in self.endpoints}
+        # The gateway stops first, so that it can finish its streams on replicas that still run.
+        self.supervisor = Supervisor([self.gateway, *self.replicas.values()])
+
+    def _gateway_arguments(self) -> list[str]:
+        settings = self.settings
+        return [
+            *("headway_gateway", "--host", settings.host, "--port", str(settings.port)),
+            *("--control-port", str(self.gateway_control), "--policy", str(self.policies)),
+            *("--drain-seconds", str(max(0.01, settings.drain_seconds))),
+        ]
+
+    def _runtime_arguments(self, name: str) -> list[str]:
+        settings, endpoint = self.settings, self.endpoints[name]
+        return [
+            *("headway_runtime", "--model", str(settings.model), "--pool", settings.slo.target_name, "--replica-id", name),
+            *("--host", endpoint.host, "--port", str(endpoint.port), "--control-port", str(endpoint.control_port)),
+            *("--policy", str(self.policies), "--threads", str(settings.threads), "--drain-seconds", str(settings.drain_seconds)),
+            *settings.runtime_arguments,
+        ]
+
+    @property
+    def url(self) -> str:
+        """Where the gateway answers."""
+        host = "127.0.0.1" if self.settings.host in ("0.0.0.0", "::") else self.settings.host  # noqa: S104 -- compared, not bound
+        return f"http://{host}:{self.settings.port}"
+
+    @property
+    def gateway_control_url(self) -> str:
+        """The gateway's control port."""
+        return f"http://{'127.0.0.1' if self.settings.host == '0.0.0.0' else self.settings.host}:{self.gateway_control}"  # noqa: S104
+
+    @property
+    def runtime_control_urls(self) -> dict[str, str]:
+        """Replica → its control port."""
+        return {name: f"http://{endpoint.host}:{endpoint.control_port}" for name, endpoint in self.endpoints.items()}
+
+    @property
+    def alive(self) -> list[str]:
+        """Replicas whose process runs."""
+        return [name for name, child in self.replicas.items() if child.alive]
+
+
+class StartFailed(Exception):
+    """A process ended before the first answer; the message holds the end of its log."""
+
+
+def run(settings: UpSettings) -> int:
+    """Runs until a signal; 0 after a clean stop, 1 when it could not start. Blocks."""
+    state = settings.state or Path(tempfile.mkdtemp(prefix="headway-"))
+    deployment = Deployment(settings, state)
+    try:
+        asyncio.run(_serve(deployment, state))
+    except StartFailed as error:
+        deployment.supervisor.kill()
+        print(f"headway up: {error}", file=sys.stderr)
+        return 1
+    except BaseException:
+        deployment.supervisor.kill()
+        raise
+    if settings.state is None:
+        shutil.rmtree(state, ignore_errors=True)
+    return 0
+
+
+async def _serve(deployment: Deployment, state: Path) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    supervisor = deployment.supervisor
+    with LiveView(sys.stdout) as view:
+        async with httpx.AsyncClient(timeout=2.0) as client:
+            view.say(f"starting {deployment.settings.replicas} x {deployment.settings.model.name}; logs and policy in {state}")
+            supervisor.start(time.monotonic())
+            if await _until_ready(deployment, client, stop, view.say):
+                view.say(_welcome(deployment, await _model_name(client, deployment.url)))
+                await _watch(deployment, client, stop, view)
+        view.say("stopping: running requests may finish; Ctrl-C again ends them now")
+    loop.add_signal_handler(signal.SIGINT, supervisor.kill)
+    loop.add_signal_handler(signal.SIGTERM, supervisor.kill)
+    await asyncio.to_thread(supervisor.stop, deployment.settings.drain_seconds + 5)
+
+
+async def _until_ready(deployment: Deployment, client: httpx.AsyncClient, stop: asyncio.Event, say: Callable[[str], None]) -> bool:
+    """True when gateway and replicas are ready, False when told to stop before. Raises StartFailed."""
+    started = time.monotonic()
+    told: dict[str, str] = {}
+    while not stop.is_set():
+        for child in deployment.supervisor.children:
+            if not child.alive:
+                raise StartFailed(f"{child.name} ended while starting; the end of {child.log_path}:\n{child.last_lines()}")
+        reports = await runtime_reports(client, deployment.runtime_control_urls)
+        for name, report in reports.items():
+            message = report.message or report.state.value
+            if told.get(name) != message:
+                told[name] = message
+                say(f"[{time.monotonic() - started:5.1f} s] {name}: {message}")
+        if await _answers(client, deployment.gateway_control_url + PATH_READY) and len(reports) == len(deployment.endpoints):
+            ready = [await _answers(client, url + PATH_READY) for url in deployment.runtime_control_urls.values()]
+            if all(ready):
+                return True
+        if time.monotonic() - started > _START_LIMIT:
+            raise StartFailed(f"not ready after {_START_LIMIT:.0f} s; see the logs in {deployment.gateway.log_path.parent}")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), 0.3)
+    return False
+
+
+async def _watch(deployment: Deployment, client: httpx.AsyncClient, stop: asyncio.Event, view: LiveView) -> None:
+    """Restarts, steers and shows, until told to stop."""
+    settings, steering = deployment.settings, deployment.steering
+    content = settings.slo_path.read_bytes()
+    while not stop.is_set():
+        now = time.monotonic()
+        for line in deployment.supervisor.check(now):
+            view.say(line)
+        content = _reread(deployment, content, view.say)
+        reports = await runtime_reports(client, deployment.runtime_control_urls)
+        changed = steering.observe(reports, await gateway_report(client, deployment.gateway_control_url), deployment.alive, now)
+        if changed is not None:
+            write_policy(deployment.policies, changed)
+            knobs = changed.knobs
+            view.say(f"knobs: max_num_seqs {knobs.max_num_seqs}, prefill token budget {knobs.prefill_token_budget}")
+        view.show(steering.status(deployment.alive, now), now)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _POLL)
+
+
+def _reread(deployment: Deployment, before: bytes, say: Callable[[str], None]) -> bytes:
+    """Adopts the SLO file when its content changed; a broken one changes nothing and is said once."""
+    path, steering = deployment.settings.slo_path, deployment.steering
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return before
+    if content == before:
+        return before
+    try:
+        slo = read_slo(path)
+        if slo.target_name != steering.slo.target_name:
+            raise InvalidInput(f"must stay {steering.slo.target_name!r} while it runs", "spec.targetRef.name")
+    except InvalidInput as error:
+        say(f"the promise stays as it was: {error}")
+        return content
+    write_policy(deployment.policies, steering.adopt(slo))
+    say(f"{path} changed: its promise is in force from now")
+    return content
+
+
+async def _answers(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+async def _model_name(client: httpx.AsyncClient, url: str) -> str:
+    response = await client.get(f"{url}/v1/models")
+    return str(response.json()["data"][0]["id"])
+
+
+def _welcome(deployment: Deployment, model: str) -> str:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 40})
+    return (
+        f"\nready: {deployment.url}  (its status page is the same address in a browser)\n\n"
+        f"curl {deployment.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
+        f"the promise: {deployment.settings.slo_path} (edit it, it is read again); Ctrl-C stops\n"
+    )

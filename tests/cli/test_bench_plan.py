@@ -1,0 +1,70 @@
+import argparse
+
+import pytest
+from headway_cli import bench
+from headway_cli.bench_figures import figures
+from headway_cli.bench_plot import page
+from headway_cli.load_generator import Planned, Record
+from headway_cli.slo_file import DEFAULT, read_slo
+
+SLO = read_slo(DEFAULT)
+CLASSES = {known.name: known for known in SLO.classes}
+
+
+def arguments(*words):
+    parser = argparse.ArgumentParser()
+    bench.add_parser(parser.add_subparsers(dest="command"))
+    return parser.parse_args(["bench", *words])
+
+
+def test_lengths_are_cut_to_the_context_and_classes_drawn_by_their_share():
+    given = arguments("--requests", "400", "--mix", "interactive=0.75,batch=0.25")
+    planned = bench.plan(bench.choose_trace(given), given, 512, CLASSES, bench.parse_mix(given.mix, SLO))
+    assert len(planned) == 400
+    assert all(request.prompt_tokens + request.output_tokens <= 512 for request in planned)
+    assert max(request.output_tokens for request in planned) == 256
+    share = sum(request.class_name == "batch" for request in planned) / 400
+    assert 0.18 < share < 0.32
+    assert {request.service_tier for request in planned} == {"auto", "flex"}
+    assert planned == bench.plan(bench.choose_trace(given), given, 512, CLASSES, bench.parse_mix(given.mix, SLO)), "seeded"
+
+
+def test_pace_is_a_speed_or_a_rate():
+    slow, fast = (bench.choose_trace(arguments("--speed", speed)) for speed in ("1", "4"))
+    assert slow[-1].at == pytest.approx(4 * fast[-1].at)
+    timed = bench.choose_trace(arguments("--rate", "7", "--requests", "300"))
+    assert len(timed) / timed[-1].at == pytest.approx(7, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--requests", "1"], "at least 2"),
+        (["--speed", "0"], "must be positive"),
+        (["--rate", "-1"], "must be positive"),
+        (["--trace", "nowhere.csv"], "nowhere.csv"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_in_words(words, message):
+    with pytest.raises(bench.BenchError, match=message):
+        bench.choose_trace(arguments(*words))
+
+
+@pytest.mark.parametrize("mix", ["nobody=1", "batch", "batch=x", "batch=-1", "batch=0", "batch=nan"])
+def test_a_mix_names_known_classes_and_positive_shares(mix):
+    with pytest.raises(bench.BenchError):
+        bench.parse_mix(mix, SLO)
+
+
+def test_the_page_stands_alone_and_escapes_names():
+    record = Record(Planned(0.0, 10, 2, class_name="interactive"), sent=0.0)
+    record.status, record.finish_reason, record.first_token, record.token_times = 200, "stop", 0.3, [0.3, 0.4]
+    lost = Record(Planned(1.0, 10, 2, class_name="interactive"), sent=1.0)
+    lost.status = 429
+    objectives = {known.name: known.objectives for known in SLO.classes}.__getitem__
+    text = page("<run>", {"a & b": figures([record, lost], objectives, 0.0)}, [record, lost], objectives)
+    assert "&lt;run&gt;" in text and "a &amp; b" in text
+    assert "http" not in text and "<script" not in text
+    assert text.count("<figure>") == 3
+    empty = page("x", {"all": figures([lost], objectives, 0.0)}, [lost], objectives)
+    assert "nothing was served" in empty

@@ -1,0 +1,109 @@
+import dataclasses
+
+import pytest
+from headway_cli.slo_file import DEFAULT, read_slo
+from headway_cli.steering import Steering
+from headway_core.contract import (
+    Capacity,
+    ClassBooks,
+    Endpoint,
+    GatewayReport,
+    Knobs,
+    Mix,
+    PoolBooks,
+    ReplicaState,
+    RuntimeReport,
+    StepTimeReport,
+)
+from headway_core.histogram import bucket
+from headway_core.slo import Mode
+
+SLO = read_slo(DEFAULT)
+ENDPOINTS = {"replica-1": Endpoint("127.0.0.1", 9000, 9001)}
+
+
+def runtime(**changes):
+    made = RuntimeReport(
+        replica="replica-1",
+        pool=SLO.target_name,
+        model="m",
+        boot_id="b",
+        seq=1,
+        at=0.0,
+        state=ReplicaState.READY,
+        capacity=Capacity(64, 512, 2048, 16, 4096),
+        effective=Knobs(64, 512),
+        running=3,
+        step_time=StepTimeReport(0.02, 0.001, 0.001, 1e-6, 0.0, 0.001, 16, 500, 64, 512, 0.05),
+        mix=Mix(100, 200.0, 0.0, 60.0, 230.0),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def gateway(offered, *, good=0, shed=0, boot="g"):
+    books = ClassBooks(
+        offered=offered,
+        outcomes={"ok": offered - shed, "shed": shed},
+        shed={"slot_wait": shed},
+        good={"all": good, "ttft": good},
+        judged={"ttft": offered - shed},
+        ttft={bucket(0.5): offered - shed},
+        queued=2,
+    )
+    return GatewayReport("gw", boot, 1, 0.0, ReplicaState.READY, (PoolBooks(SLO.target_name, {"interactive": books}),))
+
+
+def test_the_first_policy_carries_the_promise_and_leaves_the_knobs_alone():
+    policy = Steering(SLO, ENDPOINTS).policy()
+    assert (policy.revision, policy.knobs, policy.pool.endpoints) == (1, Knobs(), tuple(ENDPOINTS.values()))
+    assert policy.classes == SLO.classes
+
+
+def test_knobs_follow_the_measured_step_time_and_stay_when_nothing_changes():
+    steering = Steering(SLO, ENDPOINTS)
+    changed = steering.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], 10.0)
+    assert changed is not None
+    assert changed.revision == 2
+    assert 1 <= changed.knobs.max_num_seqs < 64, "64 sequences at a millisecond each break 150 ms once prefill is added"
+    assert steering.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], 11.0) is None
+
+
+@pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
+def test_without_enforce_nothing_is_written(mode):
+    steering = Steering(dataclasses.replace(SLO, mode=mode), ENDPOINTS)
+    assert steering.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], 10.0) is None
+    assert steering.policy().revision == 1
+
+
+def test_a_replica_without_a_mix_changes_nothing():
+    steering = Steering(SLO, ENDPOINTS)
+    assert steering.observe({"replica-1": runtime(mix=None)}, gateway(0), ["replica-1"], 10.0) is None
+    assert "requests finished" in steering.status(["replica-1"], 10.0).note
+
+
+def test_a_changed_promise_is_a_higher_revision_at_once():
+    steering = Steering(SLO, ENDPOINTS)
+    first = steering.policy().revision
+    assert steering.adopt(dataclasses.replace(SLO, window=30.0)).revision == first + 1
+
+
+def test_status_differences_the_books_and_knows_no_rate_before_two_looks():
+    steering = Steering(SLO, ENDPOINTS)
+    steering.observe({"replica-1": runtime()}, gateway(100, good=90, shed=10), ["replica-1"], 10.0)
+    assert steering.status(["replica-1"], 10.0).classes[0].rate is None
+    steering.observe({"replica-1": runtime()}, gateway(140, good=120, shed=20), ["replica-1"], 20.0)
+    row = steering.status(["replica-1"], 20.0).classes[0]
+    assert row.rate == pytest.approx(4.0)
+    assert row.shed == pytest.approx(10 / 40)
+    assert row.attainment == pytest.approx(30 / 40)
+    assert row.ttft == pytest.approx(0.5, rel=0.05)
+    assert (row.queued, row.tpot) == (2, None)
+
+
+def test_a_dead_replica_is_not_counted_as_ready():
+    steering = Steering(SLO, ENDPOINTS)
+    steering.observe({"replica-1": runtime()}, None, ["replica-1"], 10.0)
+    assert steering.status(["replica-1"], 10.0).replicas_ready == 1
+    steering.observe({}, None, [], 11.0)
+    status = steering.status([], 11.0)
+    assert (status.replicas_ready, status.replicas, status.running) == (0, 1, 0)
