@@ -36,6 +36,28 @@ test: $(READY) ## run every test that fits a small machine
 test-full: $(READY) ## the tests that take minutes each
 	@$(BIN)/python -m pytest -m full $(ARGS)
 
+CLUSTER := PYTHONPATH=tests/e2e $(BIN)/python -m cluster
+
+cluster-build: $(READY) ## build a real Kubernetes from pinned Go modules (once, about 7 minutes)
+	@$(CLUSTER) build
+
+cluster-up: $(READY) ## start it on this machine, as root (ARGS="--mode control-plane" or "--nodes 2")
+	@$(CLUSTER) up $(ARGS)
+
+cluster-status: $(READY) ## what is built and what runs
+	@$(CLUSTER) status
+
+cluster-down: $(READY) ## stop it and leave nothing behind
+	@$(CLUSTER) down $(ARGS)
+
+e2e: $(READY) ## the tests on a real Kubernetes (builds it first)
+	@$(CLUSTER) build
+	@HEADWAY_E2E_STRICT=1 $(BIN)/python -m pytest -m "cluster and not full" $(ARGS)
+
+e2e-full: $(READY) ## those that take minutes each, too
+	@$(CLUSTER) build
+	@HEADWAY_E2E_STRICT=1 $(BIN)/python -m pytest -m cluster $(ARGS)
+
 check: $(READY) ## ruff, ruff format, mypy --strict, import rules
 	@echo "==> ruff" && $(BIN)/ruff check .
 	@echo "==> ruff format" && $(BIN)/ruff format --check .
@@ -51,4 +73,4 @@ lock: ## renew requirements/*.txt from pyproject.toml (needs uv)
 clean: ## remove .venv and caches
 	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup up test test-full check lock clean
+.PHONY: help setup up test test-full cluster-build cluster-up cluster-status cluster-down e2e e2e-full check lock clean

@@ -17,10 +17,6 @@ from cluster.client import Client
 from cluster.daemons import Daemon, free_port
 from cluster.errors import NotReady
 
-SERVICE_NETWORK = "10.96.0.0/16"
-KUBERNETES_SERVICE = "10.96.0.1"
-NEEDS = ("openssl", "setpriv")
-
 
 class ControlPlane(Client):
     """Everything it has lies in `folder`; several run side by side."""
@@ -32,6 +28,8 @@ class ControlPlane(Client):
         self.audit = AuditLog(folder / "audit.log")
         self.authority = Authority(folder / "pki")
         self.address = "127.0.0.1"
+        self.services = "10.96.0.0/16"
+        self.kubernetes_service = "10.96.0.1"
         self._etcd = Daemon(folder, "etcd", bound=bound)
         self._api_server = Daemon(folder, "kube-apiserver", bound=bound)
         self._controllers = Daemon(folder, "kube-controller-manager", bound=bound)
@@ -43,13 +41,14 @@ class ControlPlane(Client):
             self.down()
         self._home.mkdir(parents=True)
         try:
-            say("certificates")
+            self._prepare(say)
+            say("certificates, etcd and API server")
             self._make_certificates()
-            say("etcd and API server")
             self._start_etcd()
             self._start_api_server_somewhere()
             say("controller manager")
             self._start_controllers()
+            self._finish(say)
         except BaseException:
             self._stop_all()
             raise
@@ -73,18 +72,29 @@ class ControlPlane(Client):
         self._api_server.start(command)
         self._api_server.wait_until(self._api_ready, "the API server is ready")
 
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return str(json.loads(self.kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
+
+    def _prepare(self, say: Callable[[str], None]) -> None:
+        """What must be there before the API server starts; nodes use it."""
+
+    def _finish(self, say: Callable[[str], None]) -> None:
+        """What comes after the controllers; nodes use it."""
+
     def _daemons(self) -> list[Daemon]:
         return [self._controllers, self._api_server, self._etcd]
 
     def _stop_all(self) -> None:
         for daemon in self._daemons():
-            daemon.stop()
+            daemon.stop(kill=True)  # nothing of it is kept, and an API server with watchers takes ten seconds to leave politely
 
     def _make_certificates(self) -> None:
         pki = self.authority
         pki.create()
         names = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost")
-        addresses = {"127.0.0.1", KUBERNETES_SERVICE, self.address}
+        addresses = {"127.0.0.1", self.kubernetes_service, self.address}
         hosts = (*(f"DNS:{name}" for name in names), *(f"IP:{address}" for address in sorted(addresses)))
         pki.issue("apiserver", user="kube-apiserver", hosts=hosts)
         pki.issue("admin", user="admin", group="system:masters")
@@ -140,7 +150,7 @@ class ControlPlane(Client):
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={pki.folder / 'accounts.pub'}",
             f"--service-account-signing-key-file={pki.key('accounts')}",
-            f"--service-cluster-ip-range={SERVICE_NETWORK}",
+            f"--service-cluster-ip-range={self.services}",
             f"--kubelet-client-certificate={pki.cert('kubelet-client')}",
             f"--kubelet-client-key={pki.key('kubelet-client')}",
             "--kubelet-preferred-address-types=InternalIP",
@@ -151,6 +161,7 @@ class ControlPlane(Client):
             "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             *(f"--proxy-client-cert-file={pki.cert('front-proxy')}", f"--proxy-client-key-file={pki.key('front-proxy')}"),
             *(f"--audit-policy-file={policy}", f"--audit-log-path={self.folder / 'audit.log'}", "--audit-log-mode=blocking"),
+            "--feature-gates=ImageVolume=true",
             "--profiling=false",
         ]
 
@@ -162,13 +173,9 @@ class ControlPlane(Client):
                 *("--bind-address=127.0.0.1", "--secure-port=0", "--leader-elect=false", "--use-service-account-credentials=true"),
                 *(f"--service-account-private-key-file={pki.key('accounts')}", f"--root-ca-file={pki.certificate}"),
                 *("--kube-api-qps=500", "--kube-api-burst=1000"),
-                *self._controller_flags(),
             ]
         )
         self._controllers.wait_until(self._accounts_ready, "service accounts are made")
-
-    def _controller_flags(self) -> tuple[str, ...]:
-        return ()
 
     def _accounts_ready(self) -> bool:
         return self._api("/api/v1/namespaces/default/serviceaccounts/default")
@@ -177,10 +184,9 @@ class ControlPlane(Client):
         return self._api("/readyz")
 
     def _api(self, path: str) -> bool:
-        server = json.loads(self.kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
         trust = ssl.create_default_context(cafile=str(self.authority.certificate))
         trust.load_cert_chain(self.authority.cert("admin"), self.authority.key("admin"))
-        return _answers(server + path, trust)
+        return _answers(self.server + path, trust)
 
 
 def _answers(url: str, trust: ssl.SSLContext | None = None) -> bool:

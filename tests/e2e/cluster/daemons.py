@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import socket
 import subprocess
 import time
@@ -74,17 +76,19 @@ class Daemon:
 
 
 def _end(process: psutil.Process, *, kill: bool, patience: float) -> None:
+    # A program inside a node is the child of the nsenter that brought it there, and nsenter passes no signal on.
     try:
-        if kill:
-            process.kill()
-        else:
-            process.terminate()
-        process.wait(patience)
-    except psutil.TimeoutExpired:
-        process.kill()
-        process.wait(patience)
+        processes = [*process.children(), process] if process.name() == "nsenter" else [process]
     except psutil.NoSuchProcess:
         return
+    for each in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+    _, alive = psutil.wait_procs(processes, timeout=patience)
+    for each in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(alive, timeout=patience)
 
 
 def free_port(address: str = "127.0.0.1") -> int:

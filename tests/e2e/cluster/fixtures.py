@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
 import pytest
 from cluster import binaries
 from cluster.client import Client
 from cluster.control_plane import ControlPlane
 from cluster.errors import CannotRun
 from cluster.full_cluster import FullCluster
+
+_RUN = binaries.CACHE / "run"
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +26,8 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     if given := _given(tmp_path_factory):
         yield given
         return
-    plane = ControlPlane(binaries.CACHE / "run" / f"tests-{os.getpid()}", bound=True)
+    _sweep()
+    plane = ControlPlane(_RUN / f"tests-{os.getpid()}-plane", bound=True)
     try:
         plane.up(_quiet)
     except CannotRun as error:
@@ -38,7 +42,8 @@ def full_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     if given := _given(tmp_path_factory):
         yield given
         return
-    cluster = FullCluster(binaries.CACHE / "run" / f"tests-full-{os.getpid()}", bound=True)
+    _sweep()
+    cluster = FullCluster(_RUN / f"tests-{os.getpid()}-full", bound=True)
     try:
         cluster.up(_quiet)
     except CannotRun as error:
@@ -76,6 +81,13 @@ def _given(tmp_path_factory: pytest.TempPathFactory) -> Client | None:
     except CannotRun as error:
         _cannot(error)
     return Client(Path(kubeconfig), tmp_path_factory.mktemp("home"))
+
+
+def _sweep() -> None:
+    """Removes what test runs left that were killed: their programs died with them, folders and control groups did not."""
+    for folder in _RUN.glob("tests-*"):
+        if not psutil.pid_exists(int(folder.name.split("-")[1])):
+            FullCluster(folder).down()
 
 
 def _cannot(error: CannotRun) -> NoReturn:
