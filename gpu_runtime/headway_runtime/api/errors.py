@@ -1,0 +1,112 @@
+"""Errors as the OpenAI API spells them: ``{"error": {message, type, param, code}}`` with the status that SDKs understand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from headway_core.errors import RequestError
+
+MAX_MESSAGE = 1000
+"""Characters of a message that may quote what arrived: a megabyte of input is not sent back."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class ApiError(Exception):
+    """An answer other than 200. `close`: the connection is not worth keeping (unread input, or the server goes away)."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Headers = (),
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + " …"
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = tuple(headers)
+        self.close = close
+
+    def body(self) -> bytes:
+        """The JSON object, one line."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}, separators=(",", ":")).encode()
+
+
+def bad_request(error: RequestError) -> ApiError:
+    """400 for a request that breaks a rule."""
+    return ApiError(400, str(error), param=error.field or None, code=error.code)
+
+
+def unknown_model(model: str, served: str) -> ApiError:
+    """404: the client asks for another model than the one served."""
+    return ApiError(404, f"the model {model[:200]!r} is not served here; this server has {served!r}", param="model", code="model_not_found")
+
+
+def too_large(limit: int) -> ApiError:
+    """413: more body than one request may have."""
+    return ApiError(413, f"the body exceeds the limit of {limit} bytes", code="request_too_large", close=True)
+
+
+def slow_body(seconds: float) -> ApiError:
+    """408: the body did not arrive in time."""
+    return ApiError(408, f"the body did not arrive within {seconds:g} seconds", code="body_timeout", close=True)
+
+
+def draining() -> ApiError:
+    """503: this replica finishes what it has and takes nothing new."""
+    return ApiError(
+        503,
+        "this replica is shutting down and takes no new requests; try again",
+        kind="service_unavailable_error",
+        code="draining",
+        headers=((b"retry-after", b"1"),),
+        close=True,
+    )
+
+
+def not_ready() -> ApiError:
+    """503: the engine is not up (yet, or any more)."""
+    return ApiError(
+        503,
+        "the engine is not running; try again",
+        kind="service_unavailable_error",
+        code="engine_unavailable",
+        headers=((b"retry-after", b"2"),),
+    )
+
+
+def engine_died() -> ApiError:
+    """500: the engine process ended under the request."""
+    return ApiError(500, "the engine ended while it worked on this request; try again", kind="server_error", code="engine_died")
+
+
+def cut_by_drain() -> ApiError:
+    """503: the drain budget ran out before the request was finished."""
+    return ApiError(
+        503,
+        "this replica shut down before the request was finished; try again",
+        kind="service_unavailable_error",
+        code="draining",
+        headers=((b"retry-after", b"1"),),
+        close=True,
+    )
+
+
+def timed_out(seconds: float) -> ApiError:
+    """504: the request took longer than the server allows."""
+    return ApiError(504, f"the request was not finished within {seconds:g} seconds", kind="timeout_error", code="request_timeout")
+
+
+def internal() -> ApiError:
+    """500 for a fault of our own; the details are in the log, not in the answer."""
+    return ApiError(500, "internal error; the server's log has the details", kind="server_error", code="internal_error")

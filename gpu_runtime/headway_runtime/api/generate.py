@@ -1,0 +1,231 @@
+"""The two generating routes, as raw ASGI: read, validate, hand to the replica, answer whole or as a stream, notice a client that leaves.
+
+Raw, because a framework's request objects and middleware hide the disconnect: here one task per request waits for nothing else. A stream's
+status goes out with its first content, so everything that fails before that is answered with the same status as without streaming.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from headway_core import contract
+from headway_core.errors import RequestError
+from starlette.types import Receive, Scope, Send
+
+from headway_runtime.api import errors
+from headway_runtime.api.answer import Answer, Layout
+from headway_runtime.api.body import ClientGone, linger, read_body, until_gone
+from headway_runtime.api.errors import ApiError
+from headway_runtime.api.generation_request import GenerationRequest
+from headway_runtime.api.json_document import parse_object
+from headway_runtime.api.request_headers import RequestHeaders, dispatch_of, read_headers, request_id_of
+from headway_runtime.generation import Generation
+from headway_runtime.replica import Replica
+
+FIRST_BYTE_SECONDS = 15.0
+"""A stream without content for this long is opened all the same, and says nothing at this pace, so that no proxy gives it up."""
+
+log = logging.getLogger("headway.requests")
+
+
+class GenerateRoute:
+    """One endpoint: `parse` its bodies, lay its answers out as `layout`."""
+
+    def __init__(self, replica: Replica, parse: Callable[[dict[str, Any]], GenerationRequest], layout: Layout) -> None:
+        self._replica = replica
+        self._parse = parse
+        self._layout = layout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        started = time.monotonic()
+        exchange = Exchange(scope, receive, send, self._replica)
+        status = 499
+        try:
+            status = await self._serve(exchange, started)
+        except ApiError as error:
+            status = error.status
+            with contextlib.suppress(ClientGone):
+                await exchange.refuse(error)
+        except ClientGone:
+            pass
+        except Exception:
+            log.exception("a request failed for a reason that is ours")
+            status = 500
+            with contextlib.suppress(ClientGone):
+                await exchange.refuse(errors.internal())
+        finally:
+            if self._replica.settings.log_requests:
+                log.info("%s %s %d in %.3f s", exchange.request_id, scope["path"], status, time.monotonic() - started)
+
+    async def _serve(self, exchange: Exchange, arrival: float) -> int:
+        replica = self._replica
+        replica.check_open()
+        settings = replica.settings
+        try:
+            headers = read_headers(exchange.scope["headers"])
+            body = await read_body(exchange.receive, headers.content_length, settings.max_body_bytes, settings.body_timeout)
+            request = self._parse(parse_object(body))
+            generation = await replica.accept(request, headers, arrival)
+        except RequestError as error:
+            raise errors.bad_request(error) from None
+        finally:
+            replica.saw_dispatch(dispatch_of(exchange.scope["headers"]))
+        watcher = asyncio.create_task(_leave_when_gone(exchange.receive, generation))
+        logprobs = request.params.logprobs is not None
+        answer = Answer(self._layout, replica.model_name, logprobs=logprobs, include_usage=request.include_usage)
+        try:
+            if request.stream:
+                await _stream(exchange, generation, answer, headers)
+            else:
+                await _whole(exchange, generation, answer)
+        finally:
+            watcher.cancel()
+            replica.release(generation)
+        return 499 if generation.gone else 200
+
+
+class Exchange:
+    """One request and the answer to it: what has gone out already decides what may still be said."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, replica: Replica) -> None:
+        self.scope = scope
+        self.receive = receive
+        self._send = send
+        self._replica = replica
+        self.request_id = request_id_of(scope["headers"])
+        self.begun = False
+        self.trailer = b""
+        """What goes in front of the record that ends a broken stream."""
+
+    async def begin(self, status: int, content_type: bytes, extra: errors.Headers = (), *, close: bool = False) -> None:
+        """Status and headers."""
+        headers = [
+            (b"content-type", content_type),
+            (contract.REQUEST_ID.encode(), self.request_id.encode()),
+            *extra,
+            *self._replica.response_headers(),
+        ]
+        if close or self._replica.closing:
+            headers.append((b"connection", b"close"))
+        self.begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, body: bytes, *, more: bool) -> None:
+        """A part of the body, the last one unless `more`. Raises ClientGone when the client takes nothing for too long."""
+        seconds = self._replica.settings.stalled_client_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        except TimeoutError:
+            log.warning("%s: the client took nothing for %g s and is dropped", self.request_id, seconds)
+            raise ClientGone from None
+
+    async def whole(self, status: int, body: bytes, extra: errors.Headers = ()) -> None:
+        """A complete JSON answer."""
+        await self.begin(status, b"application/json", [(b"content-length", b"%d" % len(body)), *extra])
+        await self.write(body, more=False)
+
+    async def refuse(self, error: ApiError) -> None:
+        """An error, as an answer of its own or, when a stream has begun, as its last record."""
+        body = error.body()
+        if self.begun:
+            await self.write(self.trailer + b"data: " + body + b"\n\n", more=False)
+            return
+        await self.begin(error.status, b"application/json", [(b"content-length", b"%d" % len(body)), *error.headers], close=error.close)
+        if error.close:
+            await self.write(body, more=True)
+            await linger(self.receive)
+            body = b""
+        await self.write(body, more=False)
+
+
+async def _whole(exchange: Exchange, generation: Generation, answer: Answer) -> None:
+    while not generation.done:
+        generation.changed.clear()
+        await generation.changed.wait()
+    if generation.gone:
+        return
+    if generation.failure is not None:
+        raise generation.failure
+    pieces = [choice.take_all() for choice in generation.choices]
+    await exchange.whole(200, answer.whole(pieces, generation.usage), _token_headers(generation))
+
+
+async def _stream(exchange: Exchange, generation: Generation, answer: Answer, headers: RequestHeaders) -> None:
+    opened: set[int] = set()
+    done = False
+    while not done:
+        if generation.gone:
+            return
+        if generation.failure is not None:
+            exchange.trailer = _usage_comment(generation) if headers.want_usage else b""
+            raise generation.failure
+        records = _news(generation, answer, opened)
+        done = generation.done
+        if done:
+            records += [answer.usage(generation.usage), _usage_comment(generation) if headers.want_usage else b"", b"data: [DONE]\n\n"]
+        elif not records:
+            if await _changes_within(generation, FIRST_BYTE_SECONDS):
+                continue
+            first = generation.choices[0].index
+            records = [answer.keep_alive(first) if first in opened else answer.opening(first) or answer.keep_alive(first)]
+            opened.add(first)
+        if not exchange.begun:
+            await exchange.begin(200, b"text/event-stream; charset=utf-8", [*_STREAM_HEADERS, *_token_headers(generation)])
+        await exchange.write(b"".join(records), more=not done)
+
+
+def _news(generation: Generation, answer: Answer, opened: set[int]) -> list[bytes]:
+    """Records of what the choices have gained; the first of a choice comes after its opening."""
+    records: list[bytes] = []
+    for choice in generation.choices:
+        piece = choice.take_news()
+        if piece is None:
+            continue
+        if choice.index not in opened:
+            opened.add(choice.index)
+            records.append(answer.opening(choice.index))
+        records.append(answer.growing(choice.index, piece))
+    return records
+
+
+_STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+
+
+async def _changes_within(generation: Generation, seconds: float) -> bool:
+    """Whether anything happens to the request in time."""
+    generation.changed.clear()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    # A timer that sets the event costs a fraction of what asyncio.wait_for does, and this runs once for each token.
+    timer = loop.call_at(deadline, generation.changed.set)
+    await generation.changed.wait()
+    timer.cancel()
+    return loop.time() < deadline
+
+
+async def _leave_when_gone(receive: Receive, generation: Generation) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        await until_gone(receive)
+        generation.leave()
+
+
+def _token_headers(generation: Generation) -> errors.Headers:
+    headers = [(contract.PROMPT_TOKENS.encode(), b"%d" % generation.prompt_tokens)]
+    if generation.cached_tokens is not None:
+        headers.append((contract.CACHED_TOKENS.encode(), b"%d" % generation.cached_tokens))
+    return headers
+
+
+def _usage_comment(generation: Generation) -> bytes:
+    """A comment line glued to the record after it: a record of comments alone makes some SDKs parse empty data."""
+    usage = generation.usage
+    figures = {"prompt": usage.prompt, "cached": usage.cached, "completion": usage.completion}
+    return contract.USAGE_COMMENT.encode() + json.dumps(figures, separators=(",", ":")).encode() + b"\n"

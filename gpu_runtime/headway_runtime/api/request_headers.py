@@ -1,0 +1,85 @@
+"""What a request says in its headers: tracing, and what the gateway adds for the engine."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headway_core import contract
+from headway_core.errors import RequestError
+
+PRIORITY_LIMIT = 1_000_000
+"""Priorities run from minus to plus this, as in a ServingSLO."""
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_WHOLE = re.compile(rb"-?[0-9]{1,7}")
+_DISPATCH = re.compile(rb"([A-Za-z0-9._-]{1,128}):([0-9]{1,15})")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeaders:
+    """The headers that mean something here. Others are passed over."""
+
+    request_id: str
+    """The client's, when it is short and plain; else one of ours. For tracing, never a key."""
+    priority: int = 0
+    class_name: str | None = None
+    tenant: str | None = None
+    dispatch: tuple[str, int] | None = None
+    """(gateway boot id, number)."""
+    want_usage: bool = False
+    content_length: int | None = None
+
+
+def dispatch_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, int] | None:
+    """The dispatch number alone, also of a request that is refused for anything else."""
+    for name, value in headers:
+        if name == contract.DISPATCH.encode() and (match := _DISPATCH.fullmatch(value)):
+            return match[1].decode(), int(match[2])
+    return None
+
+
+def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
+    """The headers of an ASGI scope. Raises RequestError for a priority that is none."""
+    first: dict[bytes, bytes] = {}
+    for name, value in headers:
+        first.setdefault(name, value)
+    return RequestHeaders(
+        request_id=_request_id(first.get(contract.REQUEST_ID.encode())),
+        priority=_priority(first.get(contract.PRIORITY.encode())),
+        class_name=_text(first.get(contract.CLASS.encode())),
+        tenant=_text(first.get(contract.TENANT.encode())),
+        dispatch=dispatch_of(first.items()),
+        want_usage=contract.WANT_USAGE.encode() in first,
+        content_length=_content_length(first.get(b"content-length")),
+    )
+
+
+def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The request id alone, for answers to requests that are refused."""
+    return _request_id(next((value for name, value in headers if name == contract.REQUEST_ID.encode()), None))
+
+
+def _request_id(value: bytes | None) -> str:
+    if value is not None and _REQUEST_ID.fullmatch(value):
+        return value.decode("ascii")
+    return uuid.uuid4().hex
+
+
+def _priority(value: bytes | None) -> int:
+    if value is None:
+        return 0
+    if _WHOLE.fullmatch(value) and abs(priority := int(value)) <= PRIORITY_LIMIT:
+        return priority
+    shown = ascii(value[:40].decode("latin-1"))
+    raise RequestError(f"must be a whole number from -{PRIORITY_LIMIT} to {PRIORITY_LIMIT}, not {shown}", contract.PRIORITY)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")
+
+
+def _content_length(value: bytes | None) -> int | None:
+    return int(value) if value is not None and value.isdigit() and len(value) < 19 else None

@@ -1,0 +1,121 @@
+"""What the engine knows about its own pace: rates, the recent mix of requests, and the snapshot that goes to the server.
+
+Reads the scheduler and listens to finished steps; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from headway_core.batching.load import Load
+from headway_core.batching.plan import IterationPlan, Shape
+from headway_core.batching.scheduler import Scheduler
+from headway_core.contract import Capacity, Mix
+from headway_core.latency import StepTimeModel
+from headway_core.rates import EngineRates
+
+from headway_runtime.messages import EngineLoad
+
+MIX_SECONDS = 120.0
+"""How far back the mix looks."""
+_MAX_FINISHED = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A sequence that left with at least one token, at `at` seconds."""
+
+    at: float
+    prompt: int
+    cached: int
+    output: int
+
+
+class EngineBooks:
+    """Rates and mix of one engine."""
+
+    def __init__(self, scheduler: Scheduler, model: StepTimeModel, capacity: Capacity) -> None:
+        self._scheduler = scheduler
+        self._model = model
+        self._capacity = capacity
+        self._rates = EngineRates()
+        self._finished: deque[Finished] = deque(maxlen=_MAX_FINISHED)
+        self._left_before = 0
+        self._released_before = 0
+        self._ended_at: float | None = None
+
+    def left(self, finished: Finished) -> None:
+        """A sequence is done, by itself or because its reader has all that it wanted."""
+        self._finished.append(finished)
+
+    def stepped(self, plan: IterationPlan, during: Load, *, began: float, ended: float) -> None:
+        """An iteration is complete; `during` is the load while it ran. Without a break it lasted since the end of the one before."""
+        counters = self._scheduler.counters
+        left = counters.finished + counters.cancelled
+        self._rates.observe(
+            plan,
+            during,
+            seconds=ended - (began if self._ended_at is None else self._ended_at),
+            finished=left - self._left_before,
+            released_blocks=self._scheduler.released_blocks - self._released_before,
+            now=ended,
+        )
+        self._left_before, self._released_before = left, self._scheduler.released_blocks
+        self._ended_at = ended
+
+    def idle(self) -> None:
+        """There is nothing to do: the next iteration does not follow this one."""
+        self._ended_at = None
+        self._left_before = self._scheduler.counters.finished + self._scheduler.counters.cancelled
+        self._released_before = self._scheduler.released_blocks
+
+    def snapshot(self, now: float) -> EngineLoad:
+        """Everything, as of now."""
+        load, counters = self._scheduler.load(now), self._scheduler.counters
+        return EngineLoad(
+            running=load.running,
+            waiting=load.waiting,
+            free_slots=load.free_slots,
+            free_blocks=load.free_blocks,
+            cached_blocks=load.cached_blocks,
+            limits=self._scheduler.limits,
+            classes=load.classes,
+            prefill_rate=self._rates.prefill(now),
+            completion_rate=self._rates.completions(now),
+            block_release_rate=self._rates.block_releases(now),
+            iteration_seconds=self._rates.iteration_seconds,
+            longest_step_seconds=self._longest_step(),
+            step_time=self._model.report(),
+            mix=self._mix(now),
+            iterations=counters.iterations,
+            prompt_tokens=counters.prefill_tokens + counters.prefix_hit_tokens,
+            output_tokens=counters.output_tokens,
+            finished=counters.finished,
+            cached_prompt_tokens=counters.prefix_hit_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            preemptions={"blocks": counters.preemptions_for_blocks, "slots": counters.preemptions_for_slots},
+        )
+
+    def _longest_step(self) -> float | None:
+        """The heaviest iteration that the capacity allows: all rows decoding on a full pool beside a full budget at the end of a prompt."""
+        rows, budget = self._capacity.max_num_seqs, self._capacity.prefill_token_budget
+        context = self._capacity.total_blocks * self._capacity.block_size
+        pairs = budget * max(budget, self._capacity.max_model_len)
+        return self._model.predict(Shape(budget, pairs, rows, context, rows + 1))
+
+    def _mix(self, now: float) -> Mix | None:
+        while self._finished and self._finished[0].at < now - MIX_SECONDS:
+            self._finished.popleft()
+        count = len(self._finished)
+        if not count:
+            return None
+        steps = sum(one.output for one in self._finished)
+        held = sum(one.output * (one.prompt + (one.output + 1) / 2) for one in self._finished)
+        return Mix(
+            requests=count,
+            prompt_tokens=sum(one.prompt for one in self._finished) / count,
+            cached_tokens=sum(one.cached for one in self._finished) / count,
+            output_tokens=steps / count,
+            context_tokens=held / steps,
+        )

