@@ -106,6 +106,9 @@ class AdmissionController:
             return self._shed(request, ShedReason.DRAINING, math.inf)
         if not load.replicas:
             return self._shed(request, ShedReason.NO_REPLICA, 0.0)
+        if self.rule is Rule.OPEN:
+            route = choose(request, load, matches) if not load.waiting else None
+            return Admit(route.replica, route.prediction) if route is not None else Wait(math.inf, UNKNOWN)
         order = [other for other in load.waiting if other.request_id != request.request_id]
         place = _place(order, request)
         shares = _shares(slo)
@@ -153,7 +156,7 @@ class AdmissionController:
     ) -> tuple[Shed, ...] | Shed:
         """Refusal of the newcomer, or whom to give up for it."""
         target = request.target
-        if self.rule is Rule.OPEN or target is None:
+        if target is None:
             return ()
         late_by = self._late_by(request, prediction, now)
         if self.rule is Rule.QUEUED_TOKENS:

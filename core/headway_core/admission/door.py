@@ -152,6 +152,7 @@ class Door:
         opened = self._open.get(request_id)
         if opened is None:
             return ()
+        self.fleet.computed(opened.replica, opened.number)
         found: list[Comparison] = []
         predicted = self._predicted.pop(request_id, None)
         if predicted is not None:

@@ -97,6 +97,14 @@ class Fleet:
         restarted = known.report.boot_id != report.boot_id
         if not restarted and report.seq < known.report.seq:
             return False
+        if not restarted:
+            # A rate that is not reported any more, after a quiet minute, was still measured: better than unknown.
+            report = replace(
+                report,
+                prefill_rate=report.prefill_rate or known.report.prefill_rate,
+                completion_rate=report.completion_rate or known.report.completion_rate,
+                block_release_rate=report.block_release_rate or known.report.block_release_rate,
+            )
         # Requests open on the old process end by themselves, with their connections.
         known.report, known.received, known.ended = report, now, 0
         known.round_trip = round_trip if restarted else 0.8 * known.round_trip + 0.2 * round_trip
@@ -134,6 +142,12 @@ class Fleet:
         known.numbers += 1
         known.sent[known.numbers] = _Sent(priority, uncached_tokens, now)
         return known.numbers
+
+    def computed(self, replica: str, number: int) -> None:
+        """The prompt of the request with this number is computed: its first token came."""
+        known = self._replicas.get(replica)
+        if known is not None and number in known.sent:
+            known.sent[number].tokens = 0
 
     def end(self, replica: str, number: int) -> None:
         """The request with this number is over on that replica, however it ended. Asking twice does no harm."""

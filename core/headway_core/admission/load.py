@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 
 from headway_core.admission.request import Request
 
-UNKNOWN_IN_FLIGHT = 4
-"""Requests that a replica without a measured prefill rate may hold: enough to measure one, few enough to do no harm."""
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
@@ -55,12 +52,11 @@ class ReplicaLoad:
         """The dispatch window: whether sending it now keeps the engine fed without building a queue there.
 
         Tokens: backlog ≤ budget + C·slack. Slots and blocks: what is free, plus what will be by the time it arrives. Requests that the
-        engine holds can be neither given up nor sent elsewhere, so no more than this goes in.
+        engine holds can be neither given up nor sent elsewhere, so no more than this goes in. While C is unknown the window is one
+        iteration's budget: enough to fill iterations, which is how C comes to be measured, and too little to build a queue.
         """
-        if self.prefill_rate is None:
-            return self.in_flight < UNKNOWN_IN_FLIGHT
         priority = request.priority
-        if self.backlog_at(priority) > self.budget + self.prefill_rate * self.slack:
+        if self.backlog_at(priority) > self.budget + (self.prefill_rate or 0.0) * self.slack:
             return False
         if self.slots_at(priority) + (self.completion_rate or 0.0) * self.slack - self.waiting_at(priority) < 1:
             return False

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headway_core.admission.request import Request
@@ -59,6 +59,7 @@ class WaitingQueue:
         self._entries: dict[int, Request] = {}
         self._expiries: list[tuple[float, int]] = []
         self._expiry_of: dict[int, float] = {}
+        self._order: list[Request] | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -96,6 +97,7 @@ class WaitingQueue:
         if not late:  # back from a replica that failed: it keeps its place
             line.entries = dict(sorted(line.entries.items(), key=lambda entry: (entry[1].arrival, entry[0])))
         self._entries[request.request_id] = request
+        self._order = None
         self.bytes += request.size_bytes
         self.renew(request.request_id, expiry)
 
@@ -118,6 +120,7 @@ class WaitingQueue:
         request = self._entries.pop(request_id, None)
         if request is None:
             return None
+        self._order = None
         self.bytes -= request.size_bytes
         del self._expiry_of[request_id]
         line = self._lines[request.priority]
@@ -143,9 +146,11 @@ class WaitingQueue:
             heapq.heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else None
 
-    def order(self) -> list[Request]:
-        """All that wait, highest class first, then by arrival: the order that predictions are laid out in."""
-        return [request for priority in sorted(self._lines, reverse=True) for request in self._lines[priority].entries.values()]
+    def order(self) -> Sequence[Request]:
+        """All that wait, highest class first, then by arrival: the order that predictions are laid out in. Not to be changed."""
+        if self._order is None:
+            self._order = [request for rank in sorted(self._lines, reverse=True) for request in self._lines[rank].entries.values()]
+        return self._order
 
     def turns(self, now: float) -> Iterator[Request]:
         """The oldest of each class, in the order in which they have their turn now."""

@@ -28,8 +28,8 @@ def choose(request: Request, load: Load, matches: Mapping[str, int] | None = Non
     """The replica to send `request` to now; None while every window is closed.
 
     `matches`: replica → leading elements of `request.prefix` that it holds (`prefixes.PrefixIndex.matches`).
-    Replicas that have not measured their rate yet come last, with few requests in flight each, except when they are idle: somebody has
-    to be first, or the rate stays unknown for ever.
+    Replicas that have not measured their rate yet come last, except when they are idle: somebody has to be first, or the rate stays
+    unknown for ever.
     """
     matches = matches or {}
     best: tuple[tuple[float, ...], Route] | None = None
