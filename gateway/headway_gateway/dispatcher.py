@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -14,6 +15,9 @@ from headway_core.admission import Answers, Comparison, Dispatch, Door, Request,
 
 from headway_gateway import answers
 
+log = logging.getLogger("headway.gateway.dispatcher")
+
+_AFTER_FAILURE = 0.1
 TICK = 0.01
 """Seconds between two looks while somebody waits; reports, answers and ends are looked at as they come."""
 
@@ -99,7 +103,12 @@ class Dispatcher:
                 async with asyncio.timeout(TICK if len(self.door.queue) else None):
                     await self._look.wait()
             self._look.clear()
-            self._act(self.door.turns(loop.time()))
+            try:
+                self._act(self.door.turns(loop.time()))
+            except Exception:
+                # Whoever waits depends on this loop: it goes on, and what waits ends by its own time limits at the latest.
+                log.exception("giving turns failed")
+                await asyncio.sleep(_AFTER_FAILURE)
 
     def _act(self, decided: Answers) -> None:
         for dispatch in decided.dispatches:

@@ -171,7 +171,12 @@ class Replicas:
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
-            await self._poll(watched)
+            try:
+                await self._poll(watched)
+            except Exception as error:
+                # One odd replica is its own problem; the next poll may find it well.
+                watched.error = f"unexpected {type(error).__name__}: {error}"
+                log.exception("polling %s failed", watched.address.host)
             if all(other.replica or other.refused or other.error for other in self._watched.values()):
                 self.looked.set()
             due = max(due + self._interval, loop.time() + self._interval / 4)

@@ -181,7 +181,8 @@ def forwarded(headers: Iterable[Header], request_id: bytes, extra: Mapping[str, 
 
 
 async def _mark_reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: Any) -> None:
-    context.trace_request_ctx.reused = True
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.reused = True
 
 
 def _printable(value: bytes) -> bytes:

@@ -409,9 +409,14 @@ async def house():
 @pytest.fixture
 def wire():
     """The stub's pen: helpers that write responses byte by byte."""
-    return type("Wire", (), {name: staticmethod(globals()[name]) for name in ("record", "answer", "begin", "chunk", "end", "until")})
+    return type("Wire", (), {name: staticmethod(globals()[name]) for name in ("record", "answer", "begin", "chunk", "end")})
 
 
 @pytest.fixture
 def stub_runtime():
     return StubRuntime
+
+
+@pytest.fixture(name="until")
+def until_fixture():
+    return until

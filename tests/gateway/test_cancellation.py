@@ -1,0 +1,107 @@
+"""A client that goes away stops the work, whichever phase it is in."""
+
+import asyncio
+import contextlib
+import hashlib
+import time
+
+import pytest
+
+KEY = "a-key-long-enough-1"
+
+
+SCRIPT = {"tokens": 1000, "gap": 0.02}
+PHASES = {
+    # phase → how many others go first to bring a request into it, and what the request itself asks of the stub
+    "queued at the gateway": (1, SCRIPT),
+    "queued in the engine": (1, SCRIPT),
+    "prefill": (0, {"first": 60.0, "tokens": 1000}),
+    "decode": (0, SCRIPT),
+}
+
+
+@pytest.mark.parametrize("how", ["fin", "reset"])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("phase", PHASES)
+async def test_work_stops_within_a_second_of_the_client_leaving(house, stub_runtime, until, tmp_path, phase, stream, how):
+    keys = tmp_path / "keys"
+    keys.write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
+    engine_queue = phase == "queued in the engine"
+    stub = stub_runtime(slots=1, prefill_rate=None if engine_queue else 1e5, completion_rate=0.01, hints=not engine_queue)
+    gateway = await house(stub, keys=keys, rule="open")
+    before, script = PHASES[phase]
+    auth = [("authorization", f"Bearer {KEY}")]
+    async with open_clients(gateway, before + 1) as clients:
+        for client in clients[:-1]:
+            client.send({"model": "m", "prompt": "x", "stub": {"first": 60.0}}, headers=auth)
+            await until(lambda: stub.running == 1)
+            if phase == "queued at the gateway":
+                # Its next report says that no slot is free.
+                seq = stub.seq
+                await until(lambda seq=seq: stub.seq > seq + 1)
+        last = clients[-1]
+        last.send({"model": "m", "prompt": "y", "stream": stream, "stub": script}, headers=auth)
+        await until(lambda: gateway.ledger().in_flight == before + 1)
+        await asyncio.sleep(0.3)
+        reached = 1 if phase == "queued at the gateway" else before + 1
+        assert len(stub.requests) == stub.open == reached
+        assert gateway.ledger().queued == (phase == "queued at the gateway")
+        last.close(reset=how == "reset")
+        left = time.monotonic()
+        await until(lambda: gateway.ledger().in_flight == before and stub.open == before)
+        assert time.monotonic() - left < 1.0
+        assert gateway.ledger().outcomes["client_closed"] == 1
+        assert stub.cancelled == (phase != "queued at the gateway")
+    await gateway.settled()
+    assert stub.open == 0
+
+
+@contextlib.asynccontextmanager
+async def open_clients(gateway, count):
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(gateway.client()) for _ in range(count)]
+
+
+async def test_a_client_that_leaves_while_a_retry_is_on_its_way_is_booked_once(house, stub_runtime, until):
+    async def dies(request, write):
+        return "close"
+
+    broken, good = stub_runtime("a", script=dies), stub_runtime("b")
+    gateway = await house(broken, good)
+    for _ in range(8):
+        async with gateway.client() as client:
+            client.send({"model": "m", "prompt": "x", "stream": True, "stub": {"first": 60.0}})
+            await until(lambda: good.open == 1)
+        await gateway.settled()
+    ledger = gateway.ledger()
+    assert ledger.offered == ledger.outcomes["client_closed"] == 8 and good.cancelled == 8
+
+
+async def test_a_client_that_reads_nothing_is_cut_off_and_holds_up_nobody(house, stub_runtime, wire, until):
+    flood = wire.record({"choices": [{"index": 0, "text": "x" * 50_000}]})
+    sent = 0
+
+    async def script(request, write):
+        nonlocal sent
+        wire.begin(write)
+        for _ in range(4_000):
+            wire.chunk(write, flood)
+            sent += len(flood)
+            await asyncio.sleep(0.001)
+        wire.end(write)
+
+    slow = stub_runtime("a", script=script)
+    gateway = await house(slow, stall_timeout=2.0)
+    async with gateway.client() as client:
+        client.send({"model": "m", "prompt": "x", "stream": True})
+        await client.head()
+        # Reading stops here. The kernel takes some megabytes; beyond that the gateway must wait, and then give up.
+        client.reader._transport.pause_reading()
+        await until(lambda: any(exchange.sending_since for exchange in gateway.gateway.pipeline.open))
+        begun = time.monotonic()
+        slow.script = None
+        assert (await gateway.ask(max_tokens=2)).status == 200
+        assert time.monotonic() - begun < 1.0
+        await until(lambda: gateway.ledger().outcomes["client_closed"] == 1)
+        await until(lambda: slow.open == 0)
+    await gateway.settled()
