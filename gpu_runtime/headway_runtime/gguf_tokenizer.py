@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFReader
 from headway_core.errors import CheckpointError
 
+from headway_runtime.gguf_metadata import read_metadata
 from headway_runtime.tokenizer_source import TokenizerSource
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
@@ -60,14 +60,7 @@ PRE_TOKENIZERS = {
 
 def read_gguf(path: Path) -> TokenizerSource:
     """The tokenizer of a GGUF file. Raises CheckpointError naming the metadata key."""
-    try:
-        fields = GGUFReader(path).fields
-    except (ValueError, OSError, IndexError) as error:
-        raise CheckpointError(str(path), "", f"cannot be read as GGUF: {error}") from error
-
-    def value(key: str, default: object = None) -> Any:
-        entry = fields.get(key)
-        return default if entry is None else entry.contents()
+    value = read_metadata(path).get
 
     def refuse(key: str, message: str) -> CheckpointError:
         return CheckpointError(str(path), f"tokenizer.ggml.{key}", message)
@@ -75,12 +68,12 @@ def read_gguf(path: Path) -> TokenizerSource:
     model, pre = value("tokenizer.ggml.model"), value("tokenizer.ggml.pre")
     if model != "gpt2":
         raise refuse("model", f"must be gpt2, not {model!r}: use a safetensors folder with a tokenizer.json for other tokenizers")
-    if pre not in PRE_TOKENIZERS:
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise refuse("pre", f"must be one of {', '.join(PRE_TOKENIZERS)}, not {pre!r}: how that one splits text is not known here")
     rules = PRE_TOKENIZERS[pre]
     tokens, types, merges = (value(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type", "merges"))
-    if not isinstance(tokens, list) or not tokens:
-        raise refuse("tokens", "is missing")
+    if not isinstance(tokens, list) or not tokens or len(set(tokens)) != len(tokens):
+        raise refuse("tokens", "must list the tokens, each once")
     if not isinstance(types, list) or len(types) != len(tokens):
         raise refuse("token_type", f"must hold one type for each of the {len(tokens)} tokens")
     pairs = [merge.split(" ", 1) for merge in merges] if isinstance(merges, list) else []
@@ -90,15 +83,15 @@ def read_gguf(path: Path) -> TokenizerSource:
     for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
         token = value(f"tokenizer.ggml.{key}_token_id")
         if token is not None:
-            if not 0 <= token < len(tokens):
-                raise refuse(f"{key}_token_id", f"must be an id below {len(tokens)}, not {token}")
+            if not isinstance(token, int) or not 0 <= token < len(tokens):
+                raise refuse(f"{key}_token_id", f"must be an id below {len(tokens)}, not {token!r}")
             named[name] = tokens[token]
-    more_eos = [value(f"tokenizer.ggml.{key}_token_id") for key in ("eot", "eom")]
+    more_eos = (value(f"tokenizer.ggml.{key}_token_id") for key in ("eot", "eom"))
     return TokenizerSource(
         path=str(path),
         definition=_definition(tokens, types, pairs, rules),
         named=named,
-        more_eos=tuple(tokens[token] for token in more_eos if token is not None and 0 <= token < len(tokens)),
+        more_eos=tuple(tokens[token] for token in more_eos if isinstance(token, int) and 0 <= token < len(tokens)),
         add_bos=bool(value("tokenizer.ggml.add_bos_token", rules.add_bos)),
         add_eos=bool(value("tokenizer.ggml.add_eos_token", False)),
         template=value("tokenizer.chat_template"),
