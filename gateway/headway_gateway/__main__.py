@@ -25,7 +25,8 @@ def main() -> int:
         return hash_key(arguments[1:])
     settings = parse(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # Its warnings are one line for each malformed request: anybody could fill the log.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     _raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
-
 from headway_core import contract
 from headway_core.contract import Capacity, ClassLoad, Endpoint, Knobs, Pool, ReplicaState, RuntimeReport
 from headway_gateway.server import listening
@@ -199,7 +198,7 @@ class StubRuntime:
         status = script.get("status", 200)
         if status != 200:
             answer(write, status, json.dumps({"error": {"message": "as scripted", "type": "x", "param": None, "code": None}}).encode())
-            return None
+            return
         chat = request.path.endswith("chat/completions")
         hint = [(contract.LOAD, self.hint())] if self.hints else []
         hint.append((contract.PROMPT_TOKENS, str(script.get("prompt", 7))))
@@ -209,7 +208,7 @@ class StubRuntime:
             choice = {"index": 0, "finish_reason": "length", **({"message": {"content": text}} if chat else {"text": text})}
             usage = {"prompt_tokens": script.get("prompt", 7), "completion_tokens": tokens}
             answer(write, 200, json.dumps({"object": "x", "choices": [choice], "usage": usage}).encode(), hint)
-            return None
+            return
         begin(write, hint)
         if chat:
             chunk(write, record({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}))
@@ -226,7 +225,7 @@ class StubRuntime:
             tail += contract.USAGE_COMMENT.encode() + json.dumps(usage).encode() + b"\n\n"
         chunk(write, tail + b"data: [DONE]\n\n")
         end(write)
-        return None
+        return
 
 
 async def _read(reader):

@@ -5,7 +5,6 @@ import gzip
 import json
 
 import pytest
-
 from headway_core import contract
 
 PIECES = [
@@ -244,7 +243,8 @@ async def test_one_client_id_on_many_live_requests_mixes_nothing_up(house, stub_
     async def one(index):
         async with gateway.client() as client:
             client.send(
-                {"model": "m", "prompt": f"{index}", "stream": True, "stub": {"tokens": index + 2, "gap": 0.05}}, headers=[("x-request-id", "id")]
+                {"model": "m", "prompt": f"{index}", "stream": True, "stub": {"tokens": index + 2, "gap": 0.05}},
+                headers=[("x-request-id", "id")],
             )
             await client.head()
             if index % 2:

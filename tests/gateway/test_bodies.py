@@ -1,0 +1,125 @@
+"""Bodies: big ones that fit, bigger ones that do not, and slow ones that hold nothing up."""
+
+import asyncio
+import contextlib
+import json
+import time
+
+import pytest
+
+LIMIT = 2_000_000
+
+
+def body_of(size):
+    head = b'{"model":"m","max_tokens":1,"prompt":"'
+    return head + b"a" * (size - len(head) - 2) + b'"}'
+
+
+async def chunked(client, body, size=64 * 1024):
+    client.writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+    for start in range(0, len(body), size):
+        piece = body[start : start + size]
+        client.writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        await client.writer.drain()
+    client.writer.write(b"0\r\n\r\n")
+
+
+async def test_bodies_up_to_the_limit_pass_at_any_transfer_coding(house, stub_runtime):
+    stub = stub_runtime()
+    gateway = await house(stub, max_body_bytes=LIMIT)
+    for size in (60_000, 65_536, 65_537, 130_000, 1_000_000, LIMIT):
+        body = body_of(size)
+        for pieces in (None, 64, 64 * 1024):
+            if pieces == 64 and size > 70_000:
+                continue
+            async with gateway.client() as client:
+                if pieces is None:
+                    client.send(body)
+                else:
+                    await chunked(client, body, pieces)
+                assert (await client.reply()).status == 200
+            assert stub.requests.pop().body == body
+
+
+@pytest.mark.parametrize("how", ["content-length", "chunked", "endless"])
+async def test_one_byte_too_many_is_413_and_the_rest_is_not_read(house, stub_runtime, how):
+    stub = stub_runtime()
+    gateway = await house(stub, max_body_bytes=LIMIT)
+    body = body_of(LIMIT + 1)
+    async with gateway.client() as client:
+        if how == "content-length":
+            client.send(body)
+        elif how == "chunked":
+            await chunked(client, body)
+        else:
+            client.send(b"a" * 1000, length=10**12)
+        reply = await client.reply()
+        assert reply.status == 413 and reply.header("connection") == "close"
+        assert reply.json()["error"]["code"] == "request_too_large"
+        # Closed, cleanly or over what it did not want to read.
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(client.reader.read(), 10) == b""
+    assert stub.requests == []
+    assert gateway.gateway.pools.unplaced.outcomes["client_error"] == 1
+    await gateway.settled()
+
+
+async def test_a_client_that_asks_before_sending_is_told_to_go_on_or_not_to(house, stub_runtime):
+    gateway = await house(stub_runtime(), max_body_bytes=1000)
+    async with gateway.client() as client:
+        client.send(b"", headers=[("expect", "100-continue")], length=500)
+        assert (await client.head())[0] == 100
+        client.writer.write(body_of(500))
+        assert (await client.reply()).status == 200
+    async with gateway.client() as client:
+        client.send(b"", headers=[("expect", "100-continue")], length=5000)
+        assert (await client.head())[0] == 413
+
+
+async def test_a_slow_upload_is_408_and_takes_no_place(house, stub_runtime):
+    stub = stub_runtime(slots=1)
+    gateway = await house(stub, body_timeout=0.4, max_queue_requests=1)
+    silent, crawling = gateway.client(), gateway.client()
+    async with silent, crawling:
+        for client in (silent, crawling):
+            client.send(b'{"model":', length=500)
+
+        async def crawl():
+            for _ in range(100):
+                crawling.writer.write(b" ")
+                await asyncio.sleep(0.05)
+
+        crawler = asyncio.ensure_future(crawl())
+        assert gateway.ledger().offered == 0
+        assert (await gateway.ask(max_tokens=1)).status == 200
+        begun = time.monotonic()
+        for client in (silent, crawling):
+            reply = await client.reply()
+            assert reply.status == 408 and reply.json()["error"]["code"] == "request_timeout"
+        assert time.monotonic() - begun < 4
+        crawler.cancel()
+    await gateway.settled()
+    assert gateway.gateway.pools.unplaced.outcomes["client_error"] == 2
+
+
+async def test_an_upload_that_breaks_off_leaves_nothing_behind(house, stub_runtime, until):
+    stub = stub_runtime()
+    gateway = await house(stub)
+    async with gateway.client() as client:
+        client.send(body_of(300)[:200], length=300)
+        client.writer.write_eof()
+        await until(lambda: gateway.gateway.pools.unplaced.outcomes["client_closed"] == 1)
+    await gateway.settled()
+    assert stub.requests == []
+
+
+async def test_a_slow_upload_does_not_count_as_waiting_for_the_first_token(house, stub_runtime):
+    gateway = await house(stub_runtime())
+    body = json.dumps({"model": "m", "prompt": "x", "stream": True}).encode()
+    async with gateway.client() as client:
+        client.send(body[:10], length=len(body))
+        await asyncio.sleep(0.6)
+        client.writer.write(body[10:])
+        assert (await client.reply()).status == 200
+    await gateway.settled()
+    assert gateway.ledger().ttft.sum < 0.5
