@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from headway_core.admission.controller import AdmissionController
 from headway_core.admission.load import Load, ReplicaLoad
@@ -16,6 +17,7 @@ from headway_core.admission.queue import QueueLimits, WaitingQueue
 from headway_core.admission.request import Admit, Request, Shed
 from headway_core.admission.rules import Rule
 from headway_core.slo import Objectives, PriorityClass, TtftObjective
+
 from headway_sim.traces import TraceRequest
 
 TARGET_OVER_WORK = 10.0
@@ -62,10 +64,7 @@ class FifoResult:
         """Attainment of each quarter of the requests by prompt length, the shortest first."""
         order = sorted(range(len(trace)), key=lambda index: (trace[index].prompt_tokens, index))
         bounds = [len(order) * quarter // 4 for quarter in range(5)]
-        return tuple(
-            sum(index in self.on_time for index in order[low:high]) / max(1, high - low)
-            for low, high in zip(bounds, bounds[1:], strict=False)
-        )
+        return tuple(sum(index in self.on_time for index in order[low:high]) / max(1, high - low) for low, high in pairwise(bounds))
 
 
 def works(trace: Sequence[TraceRequest], load: float) -> tuple[list[float], float]:

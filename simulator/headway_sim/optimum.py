@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def most_on_time(arrivals: Sequence[float], works: Sequence[float], slack: float) -> list[int]:
@@ -17,7 +18,7 @@ def most_on_time(arrivals: Sequence[float], works: Sequence[float], slack: float
 
     `arrivals` in rising order, `works` in seconds of the server, no preemption.
     """
-    if any(later < earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False)):
+    if any(later < earlier for earlier, later in pairwise(arrivals)):
         raise ValueError("arrivals must be in rising order")
     kept: list[int] = []
     starts: list[float] = []

@@ -1,4 +1,4 @@
-"""Request traces: when requests came, how long prompts and answers were, and which prompt heads they shared. Read here, made in `synthetic`.
+"""Request traces: when requests came, how long prompts and answers were, which heads they shared. Read here, made in `synthetic`.
 
 Formats: the Azure LLM inference trace 2023 (CSV: TIMESTAMP, ContextTokens, GeneratedTokens; CC-BY 4.0, Splitwise, ISCA 2024) and the
 Mooncake trace (JSON lines: timestamp in ms, input_length, output_length, hash_ids, one per 512 tokens; Apache-2.0, FAST 2025).

@@ -221,6 +221,10 @@ class Door:
             draining=self.draining,
         )
 
+    def predicted(self, request_id: int) -> float | None:
+        """The TTFT that was predicted when it was offered, until its first token; None when that was unknown."""
+        return self._predicted.get(request_id)
+
     def saturated(self, now: float) -> bool:
         """The rate rule holds: more is offered than the pool can carry."""
         return self.controller.saturated(self.load(now), now)

@@ -7,6 +7,7 @@ what it says is; decisions read `loads`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
@@ -185,10 +186,9 @@ class Fleet:
         age = min(max(0.0, now - known.received), STALE_INTERVALS * self.interval)
         backlog = {load.priority: float(load.remaining_prefill_tokens) for load in report.classes}
         waiting = {load.priority: load.waiting for load in report.classes}
-        clock = known.received
-        for number, sent in known.sent.items():
-            if number <= known.seen(self.gateway):
-                continue
+        clock, seen = known.received, known.seen(self.gateway)
+        unseen = list(itertools.takewhile(lambda entry: entry[0] > seen, reversed(known.sent.items())))
+        for _, sent in reversed(unseen):
             _drain(backlog, (report.prefill_rate or 0.0) * max(0.0, sent.at - clock))
             clock = max(clock, sent.at)
             backlog[sent.priority] = backlog.get(sent.priority, 0.0) + sent.tokens

@@ -21,10 +21,13 @@ class ErrorBook:
     quantile: float = 0.75
     """Share of comparisons that the margin covers. Half is the median error; each step above gives up some who would have made it."""
     _errors: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MEMORY))
+    _margins: dict[float, float] = field(default_factory=dict)
+    """Target → margin, until the next comparison."""
 
     def compare(self, predicted: float, actual: float) -> None:
         """One prediction against what happened, both in seconds."""
         self._errors.append((predicted, actual))
+        self._margins.clear()
 
     @property
     def samples(self) -> int:
@@ -43,6 +46,14 @@ class ErrorBook:
 
         Taken over the comparisons predicted at a quarter of the target or later: near the target errors matter, and they grow with it.
         """
+        known = self._margins.get(target)
+        if known is None:
+            if len(self._margins) >= MEMORY:
+                self._margins.clear()
+            known = self._margins[target] = self._learned(target)
+        return known
+
+    def _learned(self, target: float) -> float:
         late = sorted(actual - predicted for predicted, actual in self._errors if predicted >= target / 4)
         if len(late) < MIN_SAMPLES:
             return 0.0

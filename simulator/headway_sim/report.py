@@ -1,0 +1,156 @@
+"""A run in figures: promises over all offered, per class and per prompt-length quartile."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from headway_core.admission import Comparison
+from headway_core.histogram import LogHistogram
+
+from headway_sim.attempt import Attempt
+from headway_sim.simulation import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One group of requests. Shares are over all offered: shed and failed ones are misses. None: nothing to tell from."""
+
+    offered: int
+    admitted: int
+    shed: dict[str, int]
+    ttft_attainment: float | None
+    """Share whose first token came in time."""
+    good_share: float | None
+    """Share for which every token came by arrival + TTFT + i·TPOT + grace."""
+    goodput: float
+    """Those, per second."""
+    slo_met: float | None
+    """Share of the admitted whose first token came in time."""
+    ttft_p50: float | None
+    ttft_p95: float | None
+    tpot_mean: float | None
+    """Mean over requests of (last - first token) / (n - 1)."""
+    itl_p99: float | None
+
+    @classmethod
+    def of(cls, attempts: Sequence[Attempt], seconds: float) -> Figures:
+        """Figures of these attempts, from a run of so many seconds."""
+        admitted = [attempt for attempt in attempts if attempt.admitted]
+        shed: dict[str, int] = {}
+        for attempt in attempts:
+            if attempt.shed is not None:
+                shed[attempt.shed.value] = shed.get(attempt.shed.value, 0) + 1
+        good = sum(attempt.good for attempt in attempts)
+        tpots = [tpot for attempt in attempts if (tpot := attempt.tpot) is not None]
+        gaps = LogHistogram()
+        for attempt in attempts:
+            gaps.merge(attempt.gaps.counts)
+        ttfts = [ttft for attempt in attempts if (ttft := attempt.ttft) is not None]
+        return cls(
+            offered=len(attempts),
+            admitted=len(admitted),
+            shed=shed,
+            ttft_attainment=_share(attempt.ttft_kept for attempt in attempts),
+            good_share=_share(attempt.good for attempt in attempts),
+            goodput=good / seconds if seconds else 0.0,
+            slo_met=_share(attempt.ttft_kept for attempt in admitted),
+            ttft_p50=_quantile(ttfts, 0.5),
+            ttft_p95=_quantile(ttfts, 0.95),
+            tpot_mean=fmean(tpots) if tpots else None,
+            itl_p99=gaps.quantile(0.99),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFigures:
+    """Signed error of predicted TTFT, predicted - actual seconds."""
+
+    compared: int
+    mean: float | None
+    median: float | None
+    p05: float | None
+    p95: float | None
+
+    @classmethod
+    def of(cls, comparisons: Iterable[Comparison]) -> ErrorFigures:
+        """Of these comparisons."""
+        errors = [comparison.error for comparison in comparisons]
+        return cls(len(errors), fmean(errors) if errors else None, _quantile(errors, 0.5), _quantile(errors, 0.05), _quantile(errors, 0.95))
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationReport:
+    """Everything that a run is judged by."""
+
+    seconds: float
+    total: Figures
+    classes: dict[str, Figures]
+    quartiles: tuple[Figures, ...]
+    """By prompt length, the shortest first."""
+    error_admitted: ErrorFigures
+    error_shed: ErrorFigures
+    prefill_tokens_per_second: float
+    cached_share: float
+    """Of the prompt tokens that were served, how many came from prefix caches."""
+    preemptions: int
+    busy: tuple[float, ...]
+
+    @classmethod
+    def of(cls, run: Run) -> SimulationReport:
+        """The figures of a run."""
+        names = dict.fromkeys(attempt.slo.name for attempt in run.attempts)
+        served = run.prefilled_tokens + run.cached_tokens
+        return cls(
+            seconds=run.seconds,
+            total=Figures.of(run.attempts, run.seconds),
+            classes={name: Figures.of([a for a in run.attempts if a.slo.name == name], run.seconds) for name in names},
+            quartiles=tuple(Figures.of([a for a in run.attempts if a.quartile == quartile], run.seconds) for quartile in range(4)),
+            error_admitted=ErrorFigures.of(comparison for comparison in run.comparisons if not comparison.shed),
+            error_shed=ErrorFigures.of(comparison for comparison in run.comparisons if comparison.shed),
+            prefill_tokens_per_second=run.prefilled_tokens / run.seconds if run.seconds else 0.0,
+            cached_share=run.cached_tokens / served if served else 0.0,
+            preemptions=run.preemptions,
+            busy=run.busy,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``json.dump``."""
+        return dataclasses.asdict(self)
+
+    def lines(self) -> list[str]:
+        """A table for people."""
+        head = f"{'':14}{'offered':>8}{'admitted':>9}{'TTFT kept':>10}{'good':>8}{'TTFT p50':>10}{'p95':>8}{'TPOT':>8}{'ITL p99':>9}"
+        groups = {"all": self.total, **self.classes, **{f"prompts Q{index + 1}": one for index, one in enumerate(self.quartiles)}}
+        rows = [
+            f"{name:14}{one.offered:>8}{one.admitted:>9}{_percent(one.ttft_attainment):>10}{_percent(one.good_share):>8}"
+            f"{_seconds(one.ttft_p50):>10}{_seconds(one.ttft_p95):>8}{_seconds(one.tpot_mean):>8}{_seconds(one.itl_p99):>9}"
+            for name, one in groups.items()
+        ]
+        errors = [
+            f"predicted - actual TTFT, {name}: {one.compared} compared, median {_seconds(one.median)}, p05 {_seconds(one.p05)}, "
+            f"p95 {_seconds(one.p95)}"
+            for name, one in (("admitted", self.error_admitted), ("shed", self.error_shed))
+        ]
+        shed = ", ".join(f"{reason} {count}" for reason, count in sorted(self.total.shed.items())) or "nobody"
+        return [head, *rows, f"shed: {shed}", *errors, f"prefill: {self.prefill_tokens_per_second:.0f} tokens/s"]
+
+
+def _share(kept: Iterable[bool]) -> float | None:
+    values = list(kept)
+    return sum(values) / len(values) if values else None
+
+
+def _quantile(values: list[float], q: float) -> float | None:
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))] if values else None
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}%"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}s"

@@ -1,0 +1,251 @@
+"""`simulate`: a trace through the real door and the real schedulers, under a virtual clock.
+
+The gateway side is `headway_core.admission.Door`, asked exactly as a gateway asks it; the replicas are `replica.SimReplica`. Between them
+lies half a round trip each way. Load reports are polled, and ride on responses.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headway_core.admission import AdmissionController, Answers, Comparison, Dispatch, Door, Fleet, QueueLimits, Request, Rule, WaitingQueue
+from headway_core.batching.plan import EventKind
+from headway_core.contract import LoadHint, RuntimeReport
+from headway_core.errors import Unschedulable
+from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
+
+from headway_sim.attempt import Attempt
+from headway_sim.replica import ReplicaConfig, SimReplica
+from headway_sim.traces import MOONCAKE_BLOCK, TraceRequest
+
+TICK = 0.01
+"""Seconds between two looks at the queue while somebody waits, as in the gateway."""
+
+DEFAULT_CLASS = PriorityClass("default", 0, Objectives(TtftObjective(2.0), TpotObjective(0.05)))
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationConfig:
+    """Everything that a run depends on, beside the trace. Seconds, tokens, fractions."""
+
+    classes: tuple[PriorityClass, ...] = (DEFAULT_CLASS,)
+    mix: tuple[float, ...] = (1.0,)
+    """Share of the requests in each of `classes`."""
+    replicas: int = 1
+    replica: ReplicaConfig = ReplicaConfig()
+    starts: tuple[float, ...] = ()
+    """When further replicas come up."""
+    rule: Rule = Rule.MOORE
+    margin: float | None = None
+    """Fraction of the target to keep free; None: learned."""
+    by_tokens: bool = False
+    size_error: float = 0.0
+    """Prompt lengths are known at the door to ± this fraction."""
+    queue: QueueLimits = QueueLimits()
+    poll_interval: float = 0.25
+    round_trip: float = 0.002
+    retries: int = 0
+    """How often a client that is told to comes back, after exactly Retry-After."""
+    slowdowns: tuple[tuple[float, float], ...] = ()
+    """(instant, factor): from then on every iteration takes `factor` times its modelled length."""
+    grace: float = 0.05
+    """Seconds allowed to every token's deadline in goodput."""
+    drain: float = 60.0
+    """Seconds that the run goes on after the last arrival."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.classes or len(self.mix) != len(self.classes) or min(self.mix) < 0 or not sum(self.mix) > 0:
+            raise ValueError(f"each class needs a share of the mix, not {self.mix} for {len(self.classes)} classes")
+        if self.replicas < 1 or not self.poll_interval > 0 or self.round_trip < 0 or not 0 <= self.size_error < 1:
+            raise ValueError("needs a replica, a positive poll interval, no negative round trip, and a size error in [0, 1)")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a simulation leaves behind: every attempt in order of arrival, and what was compared."""
+
+    attempts: tuple[Attempt, ...]
+    comparisons: tuple[Comparison, ...]
+    seconds: float
+    """Of the virtual clock."""
+    prefilled_tokens: int
+    cached_tokens: int
+    preemptions: int
+    busy: tuple[float, ...]
+    """Share of the time in which each replica computed."""
+
+
+def simulate(trace: Sequence[TraceRequest], config: SimulationConfig = SimulationConfig()) -> Run:
+    """Runs the trace; the same arguments give the same run."""
+    return _Simulation(trace, config).run()
+
+
+class _Simulation:
+    def __init__(self, trace: Sequence[TraceRequest], config: SimulationConfig) -> None:
+        self.config = config
+        self.rng = random.Random(config.seed)
+        self.door = Door(
+            config.classes,
+            "gateway",
+            controller=AdmissionController(config.rule, margin=config.margin, by_tokens=config.by_tokens, seed=config.seed),
+            queue=WaitingQueue(config.queue),
+            fleet=Fleet("gateway", config.poll_interval),
+        )
+        self.replicas: dict[str, SimReplica] = {}
+        self.attempts: list[Attempt] = []
+        self.comparisons: list[Comparison] = []
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = itertools.count()
+        self._ticking = False
+        self._slowdown = 1.0
+        self._last_arrival = trace[-1].at
+        for start in (*[0.0] * config.replicas, *config.starts):
+            self._at(start, self._start_replica)
+        quartiles = _quartiles(trace)
+        for request, quartile in zip(trace, quartiles, strict=True):
+            slo = self.rng.choices(config.classes, config.mix)[0]
+            self._at(request.at, self._come, request, slo, quartile)
+        for at, factor in config.slowdowns:
+            self._at(at, self._slow_down, factor)
+
+    def run(self) -> Run:
+        end = self._last_arrival + self.config.drain
+        now = 0.0
+        while self._events and self._events[0][0] <= end:
+            now, _, act, arguments = heapq.heappop(self._events)
+            act(*arguments, now)
+        replicas = self.replicas.values()
+        return Run(
+            attempts=tuple(self.attempts),
+            comparisons=tuple(self.comparisons),
+            seconds=now,
+            prefilled_tokens=sum(replica.prefilled for replica in replicas),
+            cached_tokens=sum(replica.cached for replica in replicas),
+            preemptions=sum(replica.preemptions for replica in replicas),
+            busy=tuple(replica.busy_seconds / now for replica in replicas),
+        )
+
+    def _at(self, when: float, act: Callable[..., None], *arguments: object) -> None:
+        """Calls ``act(*arguments, when)`` then; among equal instants what was asked for first comes first."""
+        heapq.heappush(self._events, (when, next(self._order), act, arguments))
+
+    # ------------------------------------------------------------ clients and gateway
+
+    def _come(self, request: TraceRequest, slo: PriorityClass, quartile: int, now: float) -> None:
+        self._arrive(Attempt(-1, request, slo, now, quartile))
+
+    def _arrive(self, attempt: Attempt) -> None:
+        now = attempt.arrival
+        attempt.number = len(self.attempts)
+        self.attempts.append(attempt)
+        error = self.config.size_error
+        known = max(1, round(attempt.request.prompt_tokens * self.rng.uniform(1 - error, 1 + error)))
+        request = Request(
+            request_id=attempt.number,
+            slo=attempt.slo,
+            arrival=now,
+            prompt_tokens=known,
+            size_bytes=4 * known,
+            prefix=attempt.request.prefix,
+            prefix_chunk_tokens=MOONCAKE_BLOCK,
+        )
+        answers = self.door.offer(request, now)
+        attempt.predicted = self.door.predicted(attempt.number)
+        self._act(answers, now)
+
+    def _act(self, answers: Answers, now: float) -> None:
+        for shed in answers.shed:
+            attempt = self.attempts[shed.request_id]
+            attempt.shed, attempt.shed_at, attempt.retry_after = shed.reason, now, shed.retry_after
+            if attempt.predicted is None:
+                attempt.predicted = shed.prediction.ttft
+            if attempt.repeated < self.config.retries:
+                self._at(now + shed.retry_after, self._repeat, attempt)
+        for dispatch in answers.dispatches:
+            attempt = self.attempts[dispatch.request.request_id]
+            attempt.dispatched_at, attempt.replica, attempt.priority = now, dispatch.replica, dispatch.priority
+            self._at(now + self.config.round_trip / 2, self._submit, attempt, dispatch)
+        if len(self.door.queue) and not self._ticking:
+            self._ticking = True
+            self._at(now + TICK, self._tick)
+
+    def _repeat(self, told: Attempt, now: float) -> None:
+        self._arrive(Attempt(-1, told.request, told.slo, now, told.quartile, told.repeated + 1, told.number))
+
+    def _tick(self, now: float) -> None:
+        self._ticking = False
+        self._act(self.door.turns(now), now)
+
+    def _first_token(self, attempt: Attempt, hint: LoadHint, now: float) -> None:
+        self.door.hint(attempt.replica or "", hint, now)
+        self.comparisons += self.door.first_token(attempt.number, now)
+        self._act(self.door.turns(now), now)
+
+    def _ended(self, attempt: Attempt, now: float) -> None:
+        self.door.ended(attempt.number, now)
+        self._act(self.door.turns(now), now)
+
+    # ------------------------------------------------------------ replicas
+
+    def _start_replica(self, now: float) -> None:
+        replica = SimReplica(f"replica-{len(self.replicas)}", self.config.replica, self._slowdown)
+        self.replicas[replica.name] = replica
+        self._report(replica.report(now), now)
+        self._at(now + self.config.poll_interval, self._poll, replica)
+
+    def _slow_down(self, factor: float) -> None:
+        self._slowdown = factor
+        for replica in self.replicas.values():
+            replica.slowdown = factor
+
+    def _poll(self, replica: SimReplica, now: float) -> None:
+        report = replica.report(now)
+        self._at(now + self.config.round_trip / 2, self._report, report)
+        self._at(now + self.config.poll_interval, self._poll, replica)
+
+    def _report(self, report: RuntimeReport, now: float) -> None:
+        self.door.report(report, now, self.config.round_trip)
+        self._act(self.door.turns(now), now)
+
+    def _submit(self, attempt: Attempt, dispatch: Dispatch, now: float) -> None:
+        replica = self.replicas[dispatch.replica]
+        replica.dispatched[self.door.fleet.gateway] = dispatch.number
+        try:
+            replica.submit(attempt.number, attempt.request, attempt.slo, dispatch.priority, now)
+        except Unschedulable:
+            attempt.unschedulable = True
+            self._at(now + self.config.round_trip / 2, self._ended, attempt)
+            return
+        self._begin(replica, now)
+
+    def _begin(self, replica: SimReplica, now: float) -> None:
+        ends = replica.begin(now)
+        if ends is not None:
+            self._at(ends, self._iteration, replica)
+
+    def _iteration(self, replica: SimReplica, now: float) -> None:
+        seen = now + self.config.round_trip / 2
+        events = replica.end(now)
+        for event in events:
+            attempt = self.attempts[event.seq_id]
+            if event.kind is EventKind.TOKEN:
+                attempt.token(seen, self.config.grace)
+                if attempt.tokens == 1:
+                    self._at(seen, self._first_token, attempt, replica.hint(now))
+            elif event.kind is EventKind.FINISHED:
+                self._at(seen, self._ended, attempt)
+        self._begin(replica, now)
+
+
+def _quartiles(trace: Sequence[TraceRequest]) -> list[int]:
+    order = sorted(range(len(trace)), key=lambda index: (trace[index].prompt_tokens, index))
+    quartiles = [0] * len(trace)
+    for place, index in enumerate(order):
+        quartiles[index] = 4 * place // len(trace)
+    return quartiles
