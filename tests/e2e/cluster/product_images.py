@@ -126,7 +126,9 @@ def _lock(component: str) -> str:
 
 
 def _tree(component: str) -> bytes:
-    files = sorted(path for package in _PACKAGES[component] for path in (REPOSITORY / package).rglob("*") if "__pycache__" not in path.parts)
+    files = sorted(
+        path for package in _PACKAGES[component] for path in (REPOSITORY / package).rglob("*") if "__pycache__" not in path.parts
+    )
     digest = hashlib.sha256()
     for path in files:
         if path.is_file():
