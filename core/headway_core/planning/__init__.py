@@ -1,4 +1,8 @@
 """From what was observed to the knobs and replicas that keep the promise, with reasons.
 
 Pure: a snapshot in, actions out. No Kubernetes, no HTTP, no waiting: the operator and `headway up` carry actions out.
+
+* `plan.plan` decides knobs and replicas; `knobs.plan_knobs` decides knobs alone, for `headway up`.
+* `capacity.solve` is the formula behind both; `rates.Ledger` turns counters that restart into increments.
+* `verdicts` says in words how the promise stands.
 """

@@ -1,0 +1,253 @@
+"""What one replica can carry: from its measured step time and the mix of requests to knobs and requests per second.
+
+In steady state `n` decoding sequences finish n/ō requests an iteration, and as many must be prefilled: s̄·n/ō tokens, of which the budget
+keeps the share ρ busy. An iteration must end within the TPOT target T. With the straight line t = a + b·p + d·n + e·n·c̄ this gives::
+
+    n* = (T - a) / (b·s̄/(ρ·ō) + d + e·c̄)        sequences
+    p* = n*·s̄/(ρ·ō)                              prefill tokens an iteration
+    λ* = n*/(ō·T)                                requests per second
+
+The measured model has a knee, prefill pairs and sampled rows besides (`contract.StepTimeReport`), so n* is found by bisection on that
+model; on a straight line the answer is the formula's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from headway_core.contract import Capacity, Mix, StepTimeReport
+from headway_core.slo import Bounds, Objectives, Range
+
+RHO = 0.8
+"""ρ: the share of the prefill budget that the mix uses on average; the rest is room for arrivals that come together."""
+
+ITERATION_LIMIT = 0.5
+"""Seconds that an iteration may last when no class has a TPOT objective: an iteration is the atom of cancellation."""
+
+PREFILL_SHARE_OF_TTFT = 0.5
+"""A mean prompt's own prefill may use this share of its TTFT target; the rest is for waiting."""
+
+
+class Binding(Enum):
+    """What holds a replica's sequences down: the first thing to change for whoever wants more."""
+
+    TPOT = "TPOT"
+    ITERATION = "iteration length"
+    PREFILL = "prefill token budget"
+    KV = "KV blocks"
+    CAPACITY = "start-up capacity"
+    BOUNDS = "spec.bounds"
+    EXPERIENCE = "experience"
+    """Nothing far beyond what was ever seen: a fit at low load says nothing about many sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The mean request: tokens. `prompt` and `cached` of the prompt, `output`, and `context` held by a decoding sequence."""
+
+    prompt: float
+    cached: float
+    output: float
+    context: float
+
+    @classmethod
+    def of(cls, mixes: list[Mix]) -> Workload | None:
+        """The mean over replicas, weighted by requests; None when no request has finished anywhere."""
+        requests = sum(mix.requests for mix in mixes)
+        if requests == 0:
+            return None
+
+        def mean(value: Callable[[Mix], float]) -> float:
+            return sum(value(mix) * mix.requests for mix in mixes) / requests
+
+        output = max(1.0, mean(lambda mix: mix.output_tokens))
+        prompt = max(1.0, mean(lambda mix: mix.prompt_tokens))
+        cached = min(mean(lambda mix: mix.cached_tokens), prompt - 1)
+        return cls(prompt, max(0.0, cached), output, max(1.0, mean(lambda mix: mix.context_tokens)))
+
+    @property
+    def prefill(self) -> float:
+        """Prompt tokens that must be computed."""
+        return self.prompt - self.cached
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The tightest of all classes. `tpot` seconds or None; `ttft` seconds for the mean prompt or None."""
+
+    tpot: float | None
+    ttft: float | None
+
+    @classmethod
+    def tightest(cls, objectives: list[Objectives], prompt_tokens: float) -> Promise:
+        """One iteration serves every class, so the tightest target of each kind rules."""
+        tpot = [known.tpot.target for known in objectives if known.tpot]
+        ttft = [known.ttft.limit(round(prompt_tokens)) for known in objectives if known.ttft]
+        return cls(min(tpot, default=None), min(ttft, default=None))
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """How far the model is believed: sequences and prefill tokens of one iteration, each at least 1."""
+
+    sequences: float
+    prefill_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCapacity:
+    """A replica's best knobs and what it carries with them."""
+
+    sequences: float
+    """n*, before rounding down."""
+    budget: float
+    """p*, before rounding up."""
+    rate: float
+    """λ*: requests per second with the promise kept."""
+    iteration: float
+    """Seconds that a full iteration takes by the model."""
+    binding: Binding
+    message: str
+    """The binding term in words, with its numbers."""
+    out_of_bounds: str | None = None
+    """Set when `spec.bounds` force more than the promise allows."""
+
+    @property
+    def max_num_seqs(self) -> int:
+        """n* as a knob."""
+        return max(1, math.floor(self.sequences + 1e-6))
+
+    @property
+    def prefill_token_budget(self) -> int:
+        """p* as a knob."""
+        return max(1, math.ceil(self.budget - 1e-6))
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """No setting keeps the promise. `reason` is a CamelCase word, `message` says by how much."""
+
+    reason: str
+    message: str
+
+
+def say(seconds: float) -> str:
+    """Seconds for people, three digits: ``31ms``, ``1.25s``."""
+    return f"{seconds * 1000:.3g}ms" if seconds < 0.9995 else f"{seconds:.3g}s"
+
+
+def step_seconds(model: StepTimeReport, load: Workload, prefill: float, sequences: float) -> float:
+    """Seconds of an iteration with `prefill` prompt tokens of this workload beside `sequences` decoding ones (both may be fractions).
+
+    A prompt token sees the tokens before it: (cached + prompt)/2 on average. Each prompt that completes samples one row.
+    """
+    rows = prefill + sequences
+    return (
+        model.base
+        + model.per_row * min(rows, model.knee)
+        + model.per_row_above * max(0.0, rows - model.knee)
+        + model.per_context_token * sequences * load.context
+        + model.per_prefill_pair * prefill * (load.cached + load.prompt) / 2
+        + model.per_sampled_row * (sequences + prefill / load.prefill)
+    )
+
+
+def solve(
+    model: StepTimeReport,
+    load: Workload,
+    promise: Promise,
+    capacity: Capacity,
+    *,
+    bounds: Bounds = Bounds(),
+    experience: Experience | None = None,
+    rho: float = RHO,
+) -> ReplicaCapacity | Unreachable:
+    """The largest number of sequences whose iterations keep TPOT while prefill keeps up with the mix, and what goes with it.
+
+    `experience` None: the model is believed at any size.
+    """
+    limit = promise.tpot or ITERATION_LIMIT
+    alone = step_seconds(model, load, 0.0, 1.0)
+    if promise.tpot is not None and alone > promise.tpot:
+        return Unreachable("TPOTUnreachable", f"TPOT {say(promise.tpot)} unreachable: one sequence already takes {say(alone)}")
+    most = _highest_budget(bounds.prefill_token_budget, capacity.prefill_token_budget, experience)
+    fits_beside_one = _largest(lambda p: step_seconds(model, load, p, 1.0) - limit, most)
+    floor = 1.0
+    if promise.ttft is not None:
+        quickest = load.prefill / max(fits_beside_one, 1e-9) * limit
+        if quickest > promise.ttft:
+            return Unreachable(
+                "TTFTUnreachable",
+                f"TTFT {say(promise.ttft)} unreachable: the {load.prefill:.0f} prefill tokens of a mean prompt take {say(quickest)} "
+                f"in iterations of {say(limit)}",
+            )
+        floor = load.prefill * limit / (promise.ttft * PREFILL_SHARE_OF_TTFT)
+    floor = min(max(floor, float(bounds.prefill_token_budget.min or 1)), max(1.0, fits_beside_one))
+    per_sequence = load.prefill / (rho * load.output)
+
+    def budget(sequences: float) -> float:
+        return min(max(sequences * per_sequence, floor), most)
+
+    held = math.ceil((load.prompt + load.output) / capacity.block_size)
+    caps = [
+        (capacity.total_blocks / held, Binding.KV, f"{capacity.total_blocks} KV blocks hold sequences of {held} blocks each"),
+        (float(capacity.max_num_seqs), Binding.CAPACITY, f"the replicas were started with max_num_seqs {capacity.max_num_seqs}"),
+        (most / per_sequence, Binding.PREFILL, f"{most:.0f} prefill tokens an iteration feed no more"),
+    ]
+    if bounds.max_num_seqs.max is not None:
+        highest = bounds.max_num_seqs.max
+        caps.append((float(highest), Binding.BOUNDS, f"spec.bounds.maxNumSeqs.max is {highest}"))
+    if experience is not None:
+        caps.append((experience.sequences, Binding.EXPERIENCE, f"no more than {experience.sequences:.0f} sequences were tried so far"))
+    cap, binding, message = min(caps, key=lambda entry: entry[0])
+    keeps = _largest(lambda n: step_seconds(model, load, budget(n), n) - limit, cap)
+    if keeps < cap * (1 - 1e-9):
+        binding = Binding.TPOT if promise.tpot is not None else Binding.ITERATION
+        what = f"TPOT {say(limit)}" if promise.tpot is not None else f"an iteration of at most {say(limit)} (no TPOT objective)"
+        message = f"{what} is reached with {keeps:.3g} sequences and {budget(keeps):.0f} prefill tokens an iteration"
+    sequences, p = keeps, budget(keeps)
+    out_of_bounds = None
+    least = bounds.max_num_seqs.min
+    if least is not None and least > max(1.0, keeps):
+        out_of_bounds = (
+            f"spec.bounds.maxNumSeqs.min {least} is more than the {keeps:.3g} that {binding.value} allows: "
+            f"an iteration takes {say(step_seconds(model, load, p, least))} of {say(limit)}"
+        )
+        sequences, binding, message = float(least), Binding.BOUNDS, f"spec.bounds.maxNumSeqs.min is {least}"
+    taken = step_seconds(model, load, p, sequences)
+    rate = min(sequences / load.output, rho * p / load.prefill) / taken
+    return ReplicaCapacity(sequences, p, rate, taken, binding, message, out_of_bounds)
+
+
+def _highest_budget(bounds: Range, startup: int, experience: Experience | None) -> float:
+    most = float(startup if bounds.max is None else min(startup, bounds.max))
+    return most if experience is None else min(most, experience.prefill_tokens)
+
+
+def _largest(excess: Callable[[float], float], high: float) -> float:
+    """The largest x in [0, high] with excess(x) <= 0, to one part in a million; 0 when there is none.
+
+    `excess` grows with x and is made of a few straight pieces, so regula falsi with the Illinois correction needs a handful of steps.
+    """
+    over = excess(high)
+    if over <= 0:
+        return high
+    low, under = 0.0, excess(0.0)
+    if under > 0:
+        return 0.0
+    side = 0
+    while high - low > 1e-6 * high:
+        x = (low * over - high * under) / (over - under)
+        value = excess(x)
+        if abs(value) <= 1e-9:
+            return x
+        if value > 0:
+            high, over = x, value
+            under, side = (under / 2, 1) if side == 1 else (under, 1)
+        else:
+            low, under = x, value
+            over, side = (over / 2, -1) if side == -1 else (over, -1)
+    return low

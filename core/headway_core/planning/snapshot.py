@@ -1,0 +1,140 @@
+"""What was observed, as the planner takes it: replicas with the age of what they said, traffic, the scale and policy in force.
+
+Ages are seconds since receipt by the observer's own clock; a replica's wall clock is never compared with another's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headway_core.contract import Knobs, Policy, ReplicaState, RuntimeReport
+from headway_core.histogram import LogHistogram
+
+
+class Phase(Enum):
+    """A replica's life as its supervisor (Kubernetes, or `headway up`) sees it."""
+
+    READY = "ready"
+    STARTING = "starting"
+    """Capacity to come: pending, pulling, loading weights."""
+    FAILED = "failing"
+    """Crashes, cannot be scheduled, cannot pull: neither blocks a decision nor counts in it."""
+    LEAVING = "leaving"
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One replica. `age` is that of `report`, seconds; both None when it never answered."""
+
+    name: str
+    phase: Phase
+    report: RuntimeReport | None = None
+    age: float | None = None
+    note: str = ""
+    """What its supervisor says about it, for people: ``CrashLoopBackOff``."""
+    marked: bool = False
+    """Carries the deletion cost of a scale-down."""
+
+    @property
+    def serves(self) -> bool:
+        """Ready by its supervisor, and not contradicted by itself."""
+        return self.phase is Phase.READY and (self.report is None or self.report.state is ReplicaState.READY)
+
+    def fresh(self, stale_after: float) -> bool:
+        """Serves, and said so lately."""
+        return self.serves and self.report is not None and self.age is not None and self.age <= stale_after
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTraffic:
+    """One class over the window, all gateways together: increments, never raw counters."""
+
+    name: str
+    offered: int = 0
+    retries: int = 0
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    shed: int = 0
+    good: Mapping[str, int] = field(default_factory=dict)
+    judged: Mapping[str, int] = field(default_factory=dict)
+    ttft: LogHistogram = field(default_factory=LogHistogram)
+    tpot: LogHistogram = field(default_factory=LogHistogram)
+
+    @property
+    def attainment(self) -> float | None:
+        """Share of all offered requests that kept every objective; shed and failed ones are misses, a client's own faults are not."""
+        ended = sum(count for outcome, count in self.outcomes.items() if outcome not in ("client_error", "client_closed"))
+        return self.good.get("all", 0) / ended if ended else None
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Requests that arrived, retries apart: `count` in `seconds`."""
+
+    count: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+        return self.count / self.seconds
+
+    @property
+    def surely(self) -> float:
+        """Requests per second that chance (a Poisson count, two standard deviations) does not explain away."""
+        return max(0.0, self.count - 2 * math.sqrt(self.count)) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the gateways counted lately. `classes` by name over the evaluation window."""
+
+    seconds: float
+    classes: Mapping[str, ClassTraffic]
+    demand: Demand
+    """Over the evaluation window."""
+    recent: Demand
+    """Over its last quarter: sees a step in load sooner, with more noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything `plan` looks at besides the object and its own memory."""
+
+    replicas: tuple[Replica, ...] = ()
+    scale: int | None = None
+    """Replicas asked of the target now; None: not readable, or nothing that scales."""
+    rolling: bool = False
+    """A rollout is under way: old and new replicas stand side by side."""
+    policy: Policy | None = None
+    """The policy written last, whoever wrote it."""
+    recommended: Knobs | None = None
+    """What was recommended last, where nothing is enforced."""
+    traffic: Traffic | None = None
+    """None until gateways were read twice."""
+    gateways: int = 0
+    gateways_reporting: int = 0
+    in_flight: Mapping[str, int] | None = None
+    """Replica → requests open at all gateways; None unless every gateway answered."""
+    saturated: bool = False
+    """A gateway's rate rule says that TTFT will break although no queue shows yet."""
+    foreign_autoscaler: str | None = None
+    """Name of somebody else's autoscaler on the target."""
+    stale_after: float = 15.0
+
+    @property
+    def serving(self) -> tuple[Replica, ...]:
+        """Replicas that take requests."""
+        return tuple(replica for replica in self.replicas if replica.serves)
+
+    @property
+    def fresh(self) -> tuple[Replica, ...]:
+        """Serving replicas whose report is not stale: the only ones that vote."""
+        return tuple(replica for replica in self.replicas if replica.fresh(self.stale_after))
+
+    @property
+    def trustworthy(self) -> bool:
+        """At least half of the serving replicas vote, and there is one."""
+        return 0 < len(self.serving) <= 2 * len(self.fresh)

@@ -1,0 +1,49 @@
+import dataclasses
+
+from headway_core.contract import ClassBooks, GatewayReport, PoolBooks, ReplicaState
+from headway_core.planning.traffic import TrafficBook
+
+
+def report(boot, **books):
+    return GatewayReport("gw", boot, 1, 0.0, ReplicaState.READY, (PoolBooks("chat-runtime", {"default": ClassBooks(**books)}),))
+
+
+def test_books_of_two_gateways_are_differenced_and_summed():
+    book = TrafficBook("chat-runtime", 60.0)
+    start = report("g", offered=1000, retries=100, outcomes={"ok": 900}, good={"all": 800}, judged={"all": 900}, ttft={5: 900}, tpot={7: 3})
+    later = report(
+        "g",
+        offered=1060,
+        retries=110,
+        outcomes={"ok": 950, "shed": 10},
+        shed={"slot_wait": 10},
+        good={"all": 840},
+        judged={"all": 950},
+        ttft={5: 940, 6: 10},
+        tpot={7: 3},
+    )
+    book.record({"a": start, "b": start}, ["a", "b"], 0.0)
+    assert book.traffic(0.0) is None
+    book.record({"a": later, "b": later}, ["a", "b"], 10.0)
+    traffic = book.traffic(10.0)
+    known = traffic.classes["default"]
+    assert (known.offered, known.retries, known.shed) == (120, 20, 20)
+    assert (dict(known.outcomes), dict(known.good)) == ({"ok": 100, "shed": 20}, {"all": 80})
+    assert known.ttft.counts == {5: 80, 6: 20}
+    assert traffic.demand.rate == 10.0, "retries are no demand"
+
+
+def test_other_pools_do_not_count():
+    book = TrafficBook("other", 60.0)
+    for now, offered in [(0.0, 0), (10.0, 500)]:
+        book.record({"a": report("g", offered=offered)}, ["a"], now)
+    traffic = book.traffic(10.0)
+    assert (traffic.demand.count, traffic.classes) == (0, {})
+
+
+def test_the_answer_to_a_restart_is_the_same_in_every_figure():
+    book = TrafficBook("chat-runtime", 60.0)
+    book.record({"a": report("g1", offered=500, ttft={5: 500})}, ["a"], 0.0)
+    book.record({"a": dataclasses.replace(report("g2", offered=20, ttft={5: 20}))}, ["a"], 10.0)
+    known = book.traffic(10.0).classes["default"]
+    assert (known.offered, known.ttft.total) == (20, 20)
