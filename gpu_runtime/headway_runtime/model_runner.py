@@ -140,5 +140,7 @@ class ModelRunner:
         total = held + len(item.new_blocks)
         self._tables[item.row, held:total] = item.new_blocks
         self._num_blocks[item.row] = total
-        if item.start + item.count < total * self._block_size:
-            self._cache.data[item.new_blocks[-1]].zero_()  # what is gathered of it before it is full must be numbers
+        # Blocks before `start` hold a shared prefix. Of the others a tail is read before it is written, masked: it must hold numbers.
+        fresh = item.new_blocks[max(0, -(-item.start // self._block_size) - held) :]
+        if fresh:
+            self._cache.data.index_fill_(0, torch.tensor(fresh, device=self.device), 0)
