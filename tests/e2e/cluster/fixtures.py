@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
 import pytest
-from cluster import binaries
+from cluster import binaries, evidence
 from cluster.client import Client
 from cluster.control_plane import ControlPlane
 from cluster.errors import CannotRun
 from cluster.full_cluster import FullCluster
 
 _RUN = binaries.CACHE / "run"
+_OPEN = pytest.StashKey[dict[str, Client]]()
 
 
 @pytest.fixture(scope="session")
@@ -55,21 +58,44 @@ def full_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 @pytest.fixture
 def namespace(control_plane: Client, request: pytest.FixtureRequest) -> Iterator[str]:
     """A fresh namespace in the control plane."""
-    yield from _namespace(control_plane, request.node.name)
+    with fresh_namespace(control_plane, request) as name:
+        yield name
 
 
 @pytest.fixture
 def cluster_namespace(full_cluster: Client, request: pytest.FixtureRequest) -> Iterator[str]:
     """A fresh namespace in the full cluster."""
-    yield from _namespace(full_cluster, request.node.name)
+    with fresh_namespace(full_cluster, request) as name:
+        yield name
 
 
-def _namespace(cluster: Client, test: str) -> Iterator[str]:
-    words = re.sub(r"[^a-z0-9]+", "-", test.removeprefix("test_").lower()).strip("-")[:40].strip("-")
+@contextlib.contextmanager
+def fresh_namespace(cluster: Client, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace named after the test or module that asks for it; what is in it is gathered when a test fails meanwhile."""
+    words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_").removesuffix(".py")).strip("-")[:40].strip("-")
     name = f"{words or 'test'}-{uuid.uuid4().hex[:5]}"
+    places = request.config.stash.setdefault(_OPEN, {})
     cluster.kubectl("create", "namespace", name)
-    yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
+    places[name] = cluster
+    try:
+        yield name
+    finally:
+        del places[name]
+        cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Gathers evidence in the namespaces of a test that failed, and says where it is."""
+    report = yield
+    places = item.config.stash.get(_OPEN, {})
+    if report.failed and places:
+        folder = binaries.CACHE / "failures" / re.sub(r"[^A-Za-z0-9._-]+", "-", item.name)
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, cluster in places.items():
+            evidence.collect(cluster, name, folder / name)
+        report.sections.append(("what the cluster looked like", str(folder)))
+    return report
 
 
 def _given(tmp_path_factory: pytest.TempPathFactory) -> Client | None:
