@@ -56,7 +56,7 @@ class SimulationConfig:
     grace: float = 0.05
     """Seconds allowed to every token's deadline in goodput."""
     drain: float = 60.0
-    """Seconds that the run goes on after the last arrival."""
+    """Most seconds that the run goes on after the last arrival of the trace; it ends before when all is answered."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -104,6 +104,10 @@ class _Simulation:
         self._order = itertools.count()
         self._ticking = False
         self._slowdown = 1.0
+        self._coming = len(trace)
+        """Arrivals and repetitions that lie ahead."""
+        self._unfinished = 0
+        """Attempts that have neither been shed nor ended."""
         self._last_arrival = trace[-1].at
         for start in (*[0.0] * config.replicas, *config.starts):
             self._at(start, self._start_replica)
@@ -117,7 +121,7 @@ class _Simulation:
     def run(self) -> Run:
         end = self._last_arrival + self.config.drain
         now = 0.0
-        while self._events and self._events[0][0] <= end:
+        while self._events and self._events[0][0] <= end and (self._coming or self._unfinished):
             now, _, act, arguments = heapq.heappop(self._events)
             act(*arguments, now)
         replicas = self.replicas.values()
@@ -144,6 +148,8 @@ class _Simulation:
         now = attempt.arrival
         attempt.number = len(self.attempts)
         self.attempts.append(attempt)
+        self._coming -= 1
+        self._unfinished += 1
         error = self.config.size_error
         known = max(1, round(attempt.request.prompt_tokens * self.rng.uniform(1 - error, 1 + error)))
         request = Request(
@@ -162,10 +168,12 @@ class _Simulation:
     def _act(self, answers: Answers, now: float) -> None:
         for shed in answers.shed:
             attempt = self.attempts[shed.request_id]
+            self._unfinished -= 1
             attempt.shed, attempt.shed_at, attempt.retry_after = shed.reason, now, shed.retry_after
             if attempt.predicted is None:
                 attempt.predicted = shed.prediction.ttft
             if attempt.repeated < self.config.retries:
+                self._coming += 1
                 self._at(now + shed.retry_after, self._repeat, attempt)
         for dispatch in answers.dispatches:
             attempt = self.attempts[dispatch.request.request_id]
@@ -189,6 +197,7 @@ class _Simulation:
 
     def _ended(self, attempt: Attempt, now: float) -> None:
         self.door.ended(attempt.number, now)
+        self._unfinished -= 1
         self._act(self.door.turns(now), now)
 
     # ------------------------------------------------------------ replicas
