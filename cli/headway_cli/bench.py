@@ -102,7 +102,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 async def _run(given: argparse.Namespace, slo: ServingSLO, shares: Mapping[str, float], trace: Sequence[TraceRequest]) -> int:
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     key = os.environ.get(given.api_key_env)
     url = given.url.rstrip("/").removesuffix("/v1")
     model, context = await first_model(url, key)
@@ -219,7 +219,8 @@ def _groups(records: Sequence[Record], objectives_of: Callable[[str], Objectives
 
 
 def _print(groups: Mapping[str, Figures], records: Sequence[Record], elapsed: float, lag: float) -> None:
-    console = Console(highlight=False)
+    # Into a file or a pipe the rows stay whole.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
     table = Table(box=None, header_style="bold", pad_edge=False)
     heads = (
         "",
@@ -235,7 +236,7 @@ def _print(groups: Mapping[str, Figures], records: Sequence[Record], elapsed: fl
         "ITL p50/p99 ms",
     )
     for head in heads:
-        table.add_column(head, justify="right" if head else "left")
+        table.add_column(head, justify="right" if head else "left", no_wrap=not head)
     for name, found in groups.items():
         table.add_row(
             name,

@@ -66,7 +66,7 @@ class LiveView:
 
     def say(self, message: str) -> None:
         """A line that stays."""
-        self._console.print(Text(message))
+        self._console.print(Text(message), soft_wrap=True)
 
     def show(self, status: Status, now: float) -> None:
         """Replaces the table, or prints one line when something changed and the last is old enough."""

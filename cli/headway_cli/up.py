@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-from headway_core.contract import PATH_READY, Endpoint
+from headway_core.contract import Endpoint
 from headway_core.errors import InvalidInput
 
 from headway_cli.live_view import LiveView
@@ -140,10 +140,10 @@ async def _until_ready(deployment: Deployment, client: httpx.AsyncClient, stop: 
             if told.get(name) != message:
                 told[name] = message
                 say(f"[{time.monotonic() - started:5.1f} s] {name}: {message}")
-        if await _answers(client, deployment.gateway_control_url + PATH_READY) and len(reports) == len(deployment.endpoints):
-            ready = [await _answers(client, url + PATH_READY) for url in deployment.runtime_control_urls.values()]
-            if all(ready):
-                return True
+        # The gateway's own view decides: a request that comes right after "ready" must find a replica there.
+        gateway = await gateway_report(client, deployment.gateway_control_url)
+        if gateway is not None and sum(pool.ready_replicas for pool in gateway.pools) == len(deployment.endpoints):
+            return True
         if time.monotonic() - started > _START_LIMIT:
             raise StartFailed(f"not ready after {_START_LIMIT:.0f} s; see the logs in {deployment.gateway.log_path.parent}")
         with contextlib.suppress(TimeoutError):
@@ -190,13 +190,6 @@ def _reread(deployment: Deployment, before: bytes, say: Callable[[str], None]) -
     write_policy(deployment.policies, steering.adopt(slo))
     say(f"{path} changed: its promise is in force from now")
     return content
-
-
-async def _answers(client: httpx.AsyncClient, url: str) -> bool:
-    try:
-        return (await client.get(url)).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 async def _model_name(client: httpx.AsyncClient, url: str) -> str:
