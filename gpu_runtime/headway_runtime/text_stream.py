@@ -58,7 +58,7 @@ class TextStream:
         self._tokens += 1
         text = self._detokenizer.push(token)
         if logprobs is not None:
-            self._held.append(_Held(self._entry(token, logprobs), self._seen + len(text)))
+            self._held.append(_Held(self._entry(token, logprobs, text), self._seen + len(text)))
         self._seen += len(text)
         if self._matcher is None:
             self._release(text)
@@ -107,9 +107,13 @@ class TextStream:
             self._held.clear()
         return tuple(due)
 
-    def _entry(self, token: int, logprobs: TokenLogprobs) -> TokenEntry:
+    def _entry(self, token: int, logprobs: TokenLogprobs, text: str) -> TokenEntry:
+        """`text` is what this token completed; a broken character from before it may stand in front of its own."""
         top = tuple(self._candidate(other, logprob) for other, logprob in logprobs.top)
-        return TokenEntry(self._candidate(token, logprobs.logprob), top, self._seen)
+        chosen = self._candidate(token, logprobs.logprob)
+        own = chosen.raw.decode("utf-8", errors="ignore")
+        before = len(text) - len(own) if text.endswith(own) else 0
+        return TokenEntry(chosen, top, self._seen + before)
 
     def _candidate(self, token: int, logprob: float) -> Candidate:
         raw = self._tokenizer.token_bytes(token)
