@@ -58,10 +58,13 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What should be so, what to do about it now, and what can be said. `replicas` None: held as they are."""
+    """What should be so, what to do about it now, and what can be said."""
 
     knobs: Knobs
     replicas: int | None
+    """Wanted; the present scale while `held`."""
+    held: bool
+    """Nothing was decided about replicas: unknown, not managed, or not their turn."""
     actions: tuple[Action, ...]
     verdicts: tuple[Verdict, ...]
     knob_plan: KnobPlan
@@ -92,9 +95,10 @@ def plan(snapshot: Snapshot, slo: ServingSLO, memory: Memory, now: float, drain_
     return Plan(
         knobs=knobs.knobs,
         replicas=wish.replicas if wish.replicas is not None else snapshot.scale,
+        held=wish.replicas is None,
         actions=tuple(actions),
         verdicts=(
-            metrics_available(snapshot),
+            metrics_available(snapshot, slo),
             feasible(knobs),
             within_bounds(knobs, slo, wish.unbounded),
             slo_met(snapshot, slo),

@@ -23,7 +23,7 @@ class Verdict:
     message: str
 
 
-def metrics_available(snapshot: Snapshot) -> Verdict:
+def metrics_available(snapshot: Snapshot, slo: ServingSLO) -> Verdict:
     """MetricsAvailable: no replica, no report, stale reports, too few, no gateway, no traffic are different states."""
 
     def verdict(holds: bool | None, reason: str, message: str) -> Verdict:
@@ -38,9 +38,10 @@ def metrics_available(snapshot: Snapshot) -> Verdict:
             False, "NoMetrics", f"{voices}: check that port 8001 of the runtime pods answers GET /load and that no NetworkPolicy forbids it"
         )
     if not fresh:
-        age = max((replica.age for replica in serving if replica.age is not None), default=0.0)
         return verdict(
-            False, "StaleMetrics", f"{voices}; the last report is {age:.0f}s old: knobs and replicas are frozen until they report again"
+            False,
+            "StaleMetrics",
+            f"{voices} within {snapshot.stale_after:.0f}s, though they did before: knobs and replicas are frozen until they report again",
         )
     if not snapshot.trustworthy:
         return verdict(False, "PartialMetrics", f"{voices}, fewer than half: knobs and replicas are frozen until more report")
@@ -52,7 +53,7 @@ def metrics_available(snapshot: Snapshot) -> Verdict:
     if snapshot.traffic is None:
         return verdict(None, "FirstReading", f"{voices}, {gates}; rates need a second reading")
     if snapshot.traffic.demand.count == 0 and all(known.offered == 0 for known in snapshot.traffic.classes.values()):
-        return verdict(True, "NoTraffic", f"{voices}, {gates}; no request arrived in the last {snapshot.traffic.seconds:.0f}s")
+        return verdict(True, "NoTraffic", f"{voices}, {gates}; no request arrived in the window of {slo.window:.0f}s")
     return verdict(True, "Reporting", f"{voices}, {gates}{_others(snapshot)}")
 
 
@@ -120,9 +121,9 @@ def slo_met(snapshot: Snapshot, slo: ServingSLO) -> Verdict:
         return Verdict("SLOMet", True, "Kept", f"every objective with at least {slo.min_samples} samples is kept")
     offered = sum(known.offered for known in traffic.classes.values())
     if offered == 0:
-        return Verdict("SLOMet", None, "NoTraffic", f"no request arrived in the last {traffic.seconds:.0f}s")
+        return Verdict("SLOMet", None, "NoTraffic", f"no request arrived in the window of {slo.window:.0f}s")
     return Verdict(
-        "SLOMet", None, "TooFewSamples", f"{offered} requests in the last {traffic.seconds:.0f}s; {slo.min_samples} are needed to judge"
+        "SLOMet", None, "TooFewSamples", f"{offered} requests in the window of {slo.window:.0f}s; {slo.min_samples} are needed to judge"
     )
 
 
