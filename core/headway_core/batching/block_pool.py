@@ -134,19 +134,20 @@ class BlockPool:
         counts = Counter(block for table in tables for block in table)
         for leaving in self._leaving.values():
             counts.update(leaving)
-        for block, references in enumerate(self._references):
-            _require(references == counts[block], f"block {block} has {references} references and {counts[block]} holders")
-            _require(references < 2 or self._digest[block] is not None, f"block {block} is shared and not published")
-            digest = self._digest[block]
-            _require(digest is None or self._published.get(digest) == block, f"block {block} is not found under its digest")
-        free, cached = set(self._free), set(self._cached)
-        held = {block for block, references in enumerate(self._references) if references}
-        _require(len(free) == len(self._free), "a block is free twice")
-        _require(not free & cached and not free & held and not cached & held, "a block is in two places")
-        _require(len(free) + len(cached) + len(held) == self.num_blocks, "a block is lost")
-        _require(all(self._digest[block] is not None for block in cached), "a cached block has no digest")
-        _require(all(self._digest[block] is None for block in free), "a free block has a digest")
-        _require(len(self._published) == sum(digest is not None for digest in self._digest), "a digest leads to no block")
+        for block, (references, digest) in enumerate(zip(self._references, self._digest, strict=True)):
+            if references != counts[block]:
+                raise AssertionError(f"block {block} has {references} references and {counts[block]} holders")
+            if references > 1 and digest is None:
+                raise AssertionError(f"block {block} is shared and not published")
+            if digest is not None and self._published.get(digest) != block:
+                raise AssertionError(f"block {block} is not found under its digest")
+            places = (references > 0) + (block in self._cached) + self._free.count(block)
+            if places != 1:
+                raise AssertionError(f"block {block} is in {places} places")
+            if not references and (digest is None) == (block in self._cached):
+                raise AssertionError(f"block {block} is cached without a digest, or free with one")
+        if len(self._published) != self.num_blocks - self._digest.count(None):
+            raise AssertionError("a digest leads to no block")
 
     def _drop(self, block: int) -> None:
         if self._references[block] < 1:
@@ -165,8 +166,3 @@ class BlockPool:
         if digest is not None:
             del self._published[digest]
             self._digest[block] = None
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise AssertionError(message)

@@ -167,21 +167,21 @@ class Books:
         running = self.running_sequences()
         self.pool.check(seq.blocks for seq in running)
         self.tally.check(self.sequences.values())
-        rows = [seq.row for seq in running]
-        ranks = Counter(self.policy.rank(seq) for seq in running)
-        _require(ranks == self.running_ranks, f"{ranks} run, and the books say {self.running_ranks}")
-        _require(None not in rows and len(set(rows)) == len(rows), "a row is held twice")
-        _require(len(rows) + len(self._free_rows) == self._rows, "a row is lost")
-        _require(len(running) + len(self.waiting) + len(self.groups) == len(self.sequences), "a sequence is lost")
+        rows = {seq.row for seq in running}
+        if None in rows or len(rows) != len(running) or len(rows) + len(self._free_rows) != self._rows:
+            raise AssertionError(f"{len(running)} run in rows {rows}, {len(self._free_rows)} of {self._rows} rows are free")
+        ranks = Counter(map(self.policy.rank, running))
+        if ranks != self.running_ranks:
+            raise AssertionError(f"{ranks} run, and the books say {self.running_ranks}")
+        if len(running) + len(self.waiting) + len(self.groups) != len(self.sequences):
+            raise AssertionError(f"{len(self.sequences)} sequences are not where they should be")
         for seq in self.sequences.values():
-            holds = seq.state is State.RUNNING
+            runs = seq.state is State.RUNNING
             places = (seq.seq_id in self.prefilling) + (seq.seq_id in self.decoding)
-            _require(places == holds, f"sequence {seq.seq_id} is {seq.state.value} and in {places} sets of running ones")
-            _require(
-                holds == (seq.row is not None) == bool(seq.blocks), f"sequence {seq.seq_id} holds what it should not, or not what it should"
-            )
-            _require(holds or not seq.num_computed + seq.num_inflight, f"sequence {seq.seq_id} computed something and holds nothing")
-            _require(len(seq.blocks) * self.block_size >= seq.num_computed + seq.num_inflight, f"sequence {seq.seq_id} has too few blocks")
+            if places != runs or runs != (seq.row is not None) or runs != bool(seq.blocks):
+                raise AssertionError(f"sequence {seq.seq_id} is {seq.state.value} and holds what it should not, or not what it should")
+            if seq.num_computed + seq.num_inflight > len(seq.blocks) * self.block_size:
+                raise AssertionError(f"sequence {seq.seq_id} has too few blocks for what it computed")
 
     def _wait(self, seq: Sequence, now: float) -> None:
         self.waiting.add(seq)
@@ -206,8 +206,3 @@ class Books:
         # One count for all sequences: should an owner use a number again, results of the old sequence are not taken for the new one's.
         self._epochs += 1
         return self._epochs
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise AssertionError(message)

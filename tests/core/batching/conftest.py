@@ -9,7 +9,6 @@ import zlib
 from collections import Counter, deque
 
 import pytest
-
 from headway_core.batching.digests import extend_digests
 from headway_core.batching.plan import EventKind, IterationResult, Limits, Outcome
 from headway_core.batching.scheduler import Scheduler
@@ -72,9 +71,7 @@ class Engine:
         seq_id = next(self.ids)
         if isinstance(prompt, int):
             prompt = [(seq_id * 7 + i) % VOCABULARY for i in range(prompt)]
-        seq = Sequence(
-            seq_id, rank, self.now if arrival is None else arrival, len(prompt), max_tokens=max_tokens, group=group, **options
-        )
+        seq = Sequence(seq_id, rank, self.now if arrival is None else arrival, len(prompt), max_tokens=max_tokens, group=group, **options)
         extend_digests(seq.digests, prompt, self.block_size)
         self.scheduler.add(seq, self.now)
         self.known[seq_id] = list(prompt)
@@ -136,7 +133,6 @@ class Engine:
             assert 0 <= token < VOCABULARY
         self.now += 1.0
         events = self.scheduler.complete(IterationResult(plan.plan_id, tuple(outcomes), None), self.now)
-        self.scheduler.check()
         newest = {seq_id: token for (seq_id, epoch), token in sampled.items()}
         for kind, seq_id in events:
             if kind is EventKind.TOKEN:
@@ -238,9 +234,7 @@ class Engine:
         """Nobody starts before one that goes first and waits, except those that were evicted in this very plan."""
         policy, waiting = self.scheduler.policy, self.scheduler._books.waiting
         passed_over = [
-            policy.order(seq)
-            for seq in self.alive()
-            if seq.seq_id in waiting and seq.evicted_in != plan.plan_id and not seq.promoted
+            policy.order(seq) for seq in self.alive() if seq.seq_id in waiting and seq.evicted_in != plan.plan_id and not seq.promoted
         ]
         bound = self.bound()
         for item in plan.items:

@@ -4,7 +4,6 @@ import random
 from collections import Counter
 
 import pytest
-
 from headway_core.batching.plan import Limits
 from headway_core.batching.policies import DynamicSplit, Fcfs, PriorityPreemptive, ShortestJobFirst
 from headway_core.errors import Unschedulable
@@ -89,4 +88,20 @@ def test_every_history_ends_with_the_right_tokens_and_nothing_lost(engine, polic
         seen["promoted"] += sum(seq.promoted for seq in run.sequences.values())
         assert counters.preemptions == sum(seq.preemptions for seq in run.sequences.values())
         assert counters.finished + counters.cancelled == len(run.sequences)
-    print(policy, depth, dict(seen))
+    # The histories contain what they are there for.
+    assert seen["finished"] > 5 * HISTORIES
+    assert seen["tokens hit from others"] > 10 * HISTORIES
+    for kind in ("unschedulable", "cancelled waiting", "cancelled running", "limits changed"):
+        assert seen[kind] > HISTORIES / 10, kind
+    if policy == "fcfs":
+        assert seen["preempted events"] == seen["recomputed tokens"] == 0
+        return
+    assert seen["preempted for blocks"] > HISTORIES
+    assert seen["recomputed tokens"] > 5 * HISTORIES
+    assert seen["mid-prefill"] > HISTORIES / 10
+    assert seen["after the first token"] > HISTORIES / 10
+    assert seen["on a block boundary"] > HISTORIES / 2
+    assert seen["cancelled preempted"] > 0
+    assert seen["promoted"] > HISTORIES
+    assert (seen["with work in flight"] > HISTORIES) == (depth == 2)
+    assert (seen["preempted for slots"] > HISTORIES / 10) == (policy in ("priority", "dynamic"))
