@@ -198,7 +198,8 @@ async def _model_name(client: httpx.AsyncClient, url: str) -> str:
 
 
 def _welcome(deployment: Deployment, model: str) -> str:
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 40})
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    body = json.dumps({"model": model, "messages": question, "max_tokens": 40, "temperature": 0})
     return (
         f"\nready: {deployment.url}  (its status page is the same address in a browser)\n\n"
         f"curl {deployment.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"

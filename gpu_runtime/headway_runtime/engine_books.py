@@ -73,6 +73,7 @@ class EngineBooks:
     def snapshot(self, now: float) -> EngineLoad:
         """Everything, as of now."""
         load, counters = self._scheduler.load(now), self._scheduler.counters
+        mix = self._mix(now)
         return EngineLoad(
             running=load.running,
             waiting=load.waiting,
@@ -81,13 +82,13 @@ class EngineBooks:
             cached_blocks=load.cached_blocks,
             limits=self._scheduler.limits,
             classes=load.classes,
-            prefill_rate=self._rates.prefill(now),
-            completion_rate=self._rates.completions(now),
+            prefill_rate=self._rates.prefill(now) or self._expected_prefill_rate(load, mix),
+            completion_rate=self._rates.completions(now) or self._expected_completion_rate(mix),
             block_release_rate=self._rates.block_releases(now),
             iteration_seconds=self._rates.iteration_seconds,
             longest_step_seconds=self._longest_step(),
             step_time=self._model.report(),
-            mix=self._mix(now),
+            mix=mix,
             iterations=counters.iterations,
             prompt_tokens=counters.prefill_tokens + counters.prefix_hit_tokens,
             output_tokens=counters.output_tokens,
@@ -96,6 +97,25 @@ class EngineBooks:
             recomputed_tokens=counters.recomputed_tokens,
             preemptions={"blocks": counters.preemptions_for_blocks, "slots": counters.preemptions_for_slots},
         )
+
+    def _expected_prefill_rate(self, load: Load, mix: Mix | None) -> float | None:
+        """C by the step-time model, for when no iteration filled its budget lately: a quiet minute must not make the door blind."""
+        budget = self._scheduler.limits.prefill_token_budget
+        held = round(load.running * mix.context_tokens) if mix is not None else 0
+        seconds = self._model.predict(Shape(budget, budget * budget // 2, load.running, held, load.running + 1))
+        return budget / seconds if seconds else None
+
+    def _expected_completion_rate(self, mix: Mix | None) -> float | None:
+        """X = n / W by Little's law with all slots taken by the recent mix, for when they were not all taken lately."""
+        if mix is None:
+            return None
+        rows = self._scheduler.limits.max_num_seqs
+        prefill = min(
+            self._scheduler.limits.prefill_token_budget, round(rows * (mix.prompt_tokens - mix.cached_tokens) / mix.output_tokens)
+        )
+        shape = Shape(prefill, round(prefill * mix.prompt_tokens / 2), rows, round(rows * mix.context_tokens), rows)
+        seconds = self._model.predict(shape)
+        return rows / (mix.output_tokens * seconds) if seconds else None
 
     def _longest_step(self) -> float | None:
         """The heaviest iteration that the capacity allows: all rows decoding on a full pool beside a full budget at the end of a prompt."""

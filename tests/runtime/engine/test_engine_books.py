@@ -1,0 +1,31 @@
+"""What a replica says of its own pace when the last minute was quiet: unknown only where nothing can be said."""
+
+import pytest
+from headway_core.batching.plan import Limits
+from headway_core.batching.scheduler import Scheduler
+from headway_core.contract import Capacity, StepTimeReport
+from headway_core.latency import StepTimeModel
+from headway_runtime.engine_books import EngineBooks, Finished
+
+LIMITS = Limits(max_num_seqs=8, prefill_token_budget=64)
+# 20 ms, 1 ms a row, nothing else: an iteration with 64 prefill tokens takes 84 ms.
+STEP = StepTimeReport(0.02, 0.001, 0.001, 0.0, 0.0, 0.0, 16, 500, 64, 512)
+
+
+def books(model):
+    return EngineBooks(Scheduler(num_blocks=64, block_size=16, limits=LIMITS), model, Capacity(8, 64, 1024, 16, 64))
+
+
+def test_before_calibration_nothing_is_known():
+    snapshot = books(StepTimeModel()).snapshot(0.0)
+    assert (snapshot.prefill_rate, snapshot.completion_rate) == (None, None)
+
+
+def test_a_quiet_engine_expects_what_its_step_time_says():
+    made = books(StepTimeModel.from_report(STEP))
+    snapshot = made.snapshot(0.0)
+    assert snapshot.prefill_rate == pytest.approx(64 / 0.084)
+    assert snapshot.completion_rate is None, "without a mix nobody knows how long an answer is"
+    made.left(Finished(at=1.0, prompt=100, cached=20, output=40))
+    # 8 sequences finish 8/40 requests an iteration and prefill 0.2 · 80 = 16 tokens in it: 20 + 16 + 8 ms.
+    assert made.snapshot(2.0).completion_rate == pytest.approx(8 / (40 * 0.044))
