@@ -38,10 +38,10 @@ def _values() -> dict[str, Any]:
     torch = {"name": "torch", "hostPath": {"path": str(product_images.TORCH), "type": "Directory"}}
     return {
         "image": {"tag": product_images.TAG, "pullPolicy": "Never"},
-        "operator": {"resources": {"requests": {"cpu": "50m"}}},
-        "gateway": {"replicas": 1, "drainSeconds": 20, "resources": {"requests": {"cpu": "50m"}}},
+        "operator": {"enabled": False, "resources": {"requests": {"cpu": "50m"}}},
+        "gateway": {"replicas": 1, "drainSeconds": 90, "resources": {"requests": {"cpu": "50m"}}},
         "runtime": {
-            "drainSeconds": 20,
+            "drainSeconds": 90,
             "engine": {"threads": 1, "maxNumSeqs": 8, "kvMemory": "256MiB"},
             "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}},
             "extraVolumes": [torch],

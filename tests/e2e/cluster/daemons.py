@@ -81,14 +81,21 @@ def _end(process: psutil.Process, *, kill: bool, patience: float) -> None:
         processes = [*process.children(), process] if process.name() == "nsenter" else [process]
     except psutil.NoSuchProcess:
         return
-    for each in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-    _, alive = psutil.wait_procs(processes, timeout=patience)
-    for each in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.kill()
-    psutil.wait_procs(alive, timeout=patience)
+    for signal_number in (signal.SIGKILL,) if kill else (signal.SIGTERM, signal.SIGKILL):
+        for each in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.send_signal(signal_number)
+        deadline = time.monotonic() + patience
+        while any(map(_alive, processes)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def _alive(process: psutil.Process) -> bool:
+    # Dead and not yet waited for is dead: not every first process of a container is quick at that.
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def free_port(address: str = "127.0.0.1") -> int:

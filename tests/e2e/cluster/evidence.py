@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from cluster.client import Client
 from cluster.errors import ClusterError
@@ -41,10 +41,9 @@ def _logs(cluster: Client, namespace: str, pod: str, folder: Path) -> None:
             (folder / f"{pod}{suffix}.log").write_text(text)
 
 
-def _report(pod: dict, folder: Path) -> None:
-    if address := pod["status"].get("podIP"):
-        with (
-            contextlib.suppress(urllib.error.URLError, OSError, ValueError),
-            urllib.request.urlopen(f"http://{address}:8001/load", timeout=2) as answer,
-        ):
-            (folder / f"{pod['metadata']['name']}-load.json").write_text(json.dumps(json.load(answer), indent=1))
+def _report(pod: dict[str, Any], folder: Path) -> None:
+    address = pod["status"].get("podIP")
+    if not address:
+        return
+    with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"http://{address}:8001/load", timeout=2) as answer:
+        (folder / f"{pod['metadata']['name']}-load.json").write_bytes(answer.read())

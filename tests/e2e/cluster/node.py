@@ -21,9 +21,11 @@ PAUSE_IMAGE = "headway.test/pause:1"
 CNI_PROGRAMS = "/usr/lib/cni"
 
 # The node sees a /run and a /var/lib of its own, and its logs under /var/log; the rest is this machine's, so that a hostPath finds it.
+# Images are unpacked in memory (half a gigabyte for the product's): ten times as fast as most disks, and gone with the node.
 # As first process it also reaps what nobody waits for.
 _FIRST_PROCESS = """
 set -e
+mount -t tmpfs -o size=6g none "$1/containerd"
 mount -t tmpfs none /run
 mount -t tmpfs none /var/lib
 mkdir -p /run/netns /run/containerd /var/lib/kubelet /var/lib/cni

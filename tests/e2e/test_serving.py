@@ -1,0 +1,125 @@
+"""From `helm install` to tokens of the default model through the gateway's Service, and on to an upgrade that nobody notices."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import pytest
+from cluster.client import Client
+from cluster.fixtures import fresh_namespace
+from rendering import CHART
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+LONG = 400
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@dataclass(frozen=True)
+class Release:
+    """The chart, installed as `rel` and ready."""
+
+    cluster: Client
+    namespace: str
+    values: Path
+
+    def upgrade(self, *flags: str) -> str:
+        return self.cluster.helm(
+            *(
+                "upgrade",
+                "rel",
+                str(CHART),
+                "--namespace",
+                self.namespace,
+                "--values",
+                str(self.values),
+                "--wait",
+                "--timeout",
+                "240s",
+                *flags,
+            )
+        )
+
+    def client(self) -> openai.OpenAI:
+        address = self.cluster.get("service/rel-headway-gateway", namespace=self.namespace)["spec"]["clusterIP"]
+        return openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=120)
+
+    def pods(self, component: str) -> dict[str, tuple[str, int]]:
+        """Name → (uid, restarts) of the component's pods that are not on their way out."""
+        chosen = self.cluster.get("pods", "-l", f"app.kubernetes.io/component={component}", namespace=self.namespace)["items"]
+        return {
+            pod["metadata"]["name"]: (pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"]["containerStatuses"]))
+            for pod in chosen
+            if "deletionTimestamp" not in pod["metadata"]
+        }
+
+
+@pytest.fixture(scope="module")
+def release(full_cluster: Client, product_values: Path, request: pytest.FixtureRequest) -> Iterator[Release]:
+    with fresh_namespace(full_cluster, request) as namespace:
+        full_cluster.helm(
+            *("install", "rel", str(CHART), "--namespace", namespace, "--values", str(product_values), "--wait", "--timeout", "240s")
+        )
+        yield Release(full_cluster, namespace, product_values)
+
+
+def test_the_openai_client_gets_tokens_of_the_default_model(release: Release):
+    client = release.client()
+    (model,) = client.models.list().data
+    assert "SmolLM2" in model.id
+    whole = client.chat.completions.create(model=model.id, messages=QUESTION, max_tokens=24, temperature=0)
+    assert whole.usage is not None and whole.usage.completion_tokens > 1
+    chunks = list(client.chat.completions.create(model=model.id, messages=QUESTION, max_tokens=24, temperature=0, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole.choices[0].message.content
+
+
+def test_what_clients_must_not_reach_is_not_on_the_service(release: Release):
+    ports = release.cluster.get("service/rel-headway-gateway", namespace=release.namespace)["spec"]["ports"]
+    assert [port["targetPort"] for port in ports] == ["http"]
+
+
+def test_an_upgrade_that_changes_the_gateway_restarts_no_runtime_and_cuts_no_stream(release: Release):
+    runtimes, (old,) = release.pods("runtime"), release.pods("gateway")
+    client = release.client()
+    (model,) = client.models.list().data
+    with ThreadPoolExecutor(1) as background:
+        reading = background.submit(read_long_stream, client, model.id)
+        release.upgrade("--set", "gateway.maxQueueRequests=500")
+        release.cluster.wait_for(lambda: old not in release.pods("gateway"), "the old gateway is told to stop")
+        assert not reading.done(), "the stream ended too early to tell anything"
+        assert client.chat.completions.create(model=model.id, messages=QUESTION, max_tokens=2).usage is not None
+        finish, tokens = reading.result(timeout=180)
+    assert (finish, tokens) == ("length", LONG)
+    assert release.pods("runtime") == runtimes
+
+    release.cluster.helm("rollback", "rel", "1", "--namespace", release.namespace, "--wait", "--timeout", "120s")
+    assert release.pods("runtime") == runtimes
+
+
+def test_every_pod_is_in_the_books_of_its_load_report(release: Release):
+    """Read as the operator reads it: from the pods' control ports, found by their labels."""
+    for component, path in (("gateway", "/load"), ("runtime", "/load")):
+        for name in release.pods(component):
+            answer = release.cluster.kubectl("get", "--raw", f"/api/v1/namespaces/{release.namespace}/pods/{name}:8001/proxy{path}")
+            assert name in json.dumps(json.loads(answer))
+
+
+def test_uninstalling_takes_everything_of_the_release_and_the_namespace_goes_unaided(release: Release):
+    release.cluster.helm("uninstall", "rel", "--namespace", release.namespace, "--wait", "--timeout", "120s")
+    release.cluster.kubectl("delete", "namespace", release.namespace, "--timeout", "60s", timeout=90)
+
+
+def read_long_stream(client: openai.OpenAI, model: str) -> tuple[str | None, int]:
+    """How it ended, and how many tokens the runtime counted."""
+    extra = {"ignore_eos": True}
+    usage = {"include_usage": True}
+    finish, tokens = None, 0
+    for chunk in client.chat.completions.create(
+        model=model, messages=QUESTION, max_tokens=LONG, stream=True, stream_options=usage, extra_body=extra
+    ):
+        finish = chunk.choices[0].finish_reason if chunk.choices and chunk.choices[0].finish_reason else finish
+        tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+    return finish, tokens
