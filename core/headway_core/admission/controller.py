@@ -14,7 +14,7 @@ from headway_core.admission.margin import ErrorBook
 from headway_core.admission.prediction import forecast
 from headway_core.admission.rates import RateMeter
 from headway_core.admission.request import UNKNOWN, Admit, Decision, Prediction, Request, Shed, Wait
-from headway_core.admission.retry_after import retry_after, spread
+from headway_core.admission.retry_after import Appointments, retry_after, spread
 from headway_core.admission.routing import choose
 from headway_core.admission.rules import Rule, moore, too_many_waiting
 from headway_core.contract import ShedReason
@@ -51,6 +51,7 @@ class AdmissionController:
         self._errors: dict[int, ErrorBook] = {}
         self._offered_tokens: dict[int, RateMeter] = {}
         self._admitted: dict[int, RateMeter] = {}
+        self._appointments = Appointments()
 
     # ------------------------------------------------------------ learning
 
@@ -61,6 +62,11 @@ class AdmissionController:
     def admitted(self, request: Request, now: float) -> None:
         """A request was sent to a replica."""
         self._admitted.setdefault(request.priority, RateMeter()).add(1, now)
+
+    def refused(self, request: Request, load: Load, now: float) -> None:
+        """A request was told to come back: whoever is told so next comes after it."""
+        if load.prefill_rate:
+            self._appointments.book(request.uncached_tokens / load.prefill_rate, now)
 
     def compare(self, priority: int, predicted: float, actual: float) -> None:
         """A TTFT that was predicted at arrival against what happened, or would have, to a request of this class; seconds."""
@@ -103,9 +109,9 @@ class AdmissionController:
         `slo`: the classes in force, whose shares count. `matches`: as in `routing.choose`.
         """
         if load.draining:
-            return self._shed(request, ShedReason.DRAINING, math.inf)
+            return self._shed(request, ShedReason.DRAINING, math.inf, now)
         if not load.replicas:
-            return self._shed(request, ShedReason.NO_REPLICA, 0.0)
+            return self._shed(request, ShedReason.NO_REPLICA, 0.0, now)
         if self.rule is Rule.OPEN:
             route = choose(request, load, matches) if not load.waiting else None
             return Admit(route.replica, route.prediction) if route is not None else Wait(math.inf, UNKNOWN)
@@ -128,15 +134,17 @@ class AdmissionController:
             return ()
         shares = _shares(slo)
         given_up = moore(load.waiting, load, shares, lambda one, prediction: self._late_by(one, prediction, now), self.by_tokens)
-        return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0) for one in given_up)
+        return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0, now) for one in given_up)
 
-    def shed(self, request: Request, reason: ShedReason, load: Load, slo: Sequence[PriorityClass]) -> Shed:
+    def shed(self, request: Request, reason: ShedReason, load: Load, slo: Sequence[PriorityClass], now: float) -> Shed:
         """The answer for a request that cannot stay for `reason`, with a Retry-After for the backlog of this instant."""
         ahead = [other for other in load.waiting if other.priority >= request.priority and other.request_id != request.request_id]
         backlog = forecast([*ahead, request], load, _shares(slo))[-1]
+        if not load.replicas:
+            return self._shed(request, reason, 0.0, now)
         # As if it came now: what counts is when a repetition would fit, not how late this one is.
         excess = math.inf if backlog.ttft is None else backlog.ttft - (request.target or math.inf) + self.margin(request)
-        return self._shed(request, reason, excess, backlog)
+        return self._shed(request, reason, excess, now, backlog)
 
     def expected(self, order: Sequence[Request], load: Load, slo: Sequence[PriorityClass], now: float) -> float | None:
         """The instant at which the last of `order` (in service order) is predicted to have its first token."""
@@ -162,25 +170,25 @@ class AdmissionController:
         if self.rule is Rule.QUEUED_TOKENS:
             wait = prediction.prefill_wait
             if wait is not None and now + wait > request.deadline - self.margin(request):
-                return self._shed(request, ShedReason.PREFILL_WAIT, wait, prediction)
+                return self._shed(request, ShedReason.PREFILL_WAIT, wait, now, prediction)
             return ()
         if self.rule is Rule.LITTLES_LAW:
             ahead = place + sum(replica.waiting_at(request.priority) for replica in load.replicas)
             meter = self._admitted.get(request.priority)
             service = (prediction.own or 0.0) + prediction.iteration
             if too_many_waiting(ahead, meter.rate(now) if meter else None, request.deadline - now, service):
-                return self._shed(request, prediction.binding, late_by or 0.0, prediction)
+                return self._shed(request, prediction.binding, late_by or 0.0, now, prediction)
             return ()
         if self.rule is Rule.PREDICTION:
             if late_by is not None and late_by > 0:
-                return self._shed(request, prediction.binding, late_by, prediction)
+                return self._shed(request, prediction.binding, late_by, now, prediction)
             return ()
         with_newcomer = [*order[:place], request, *order[place:]]
         given_up = moore(with_newcomer, load, shares, lambda one, seen: self._late_by(one, seen, now), self.by_tokens)
         if any(one.request_id == request.request_id for one in given_up):
             late = late_by is not None and late_by > 0
-            return self._shed(request, prediction.binding if late else ShedReason.OUTRANKED, late_by or 0.0, prediction)
-        return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0) for one in given_up)
+            return self._shed(request, prediction.binding if late else ShedReason.OUTRANKED, late_by or 0.0, now, prediction)
+        return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0, now) for one in given_up)
 
     def _late_by(self, request: Request, prediction: Prediction, now: float) -> float | None:
         ttft = prediction.ttft
@@ -193,8 +201,10 @@ class AdmissionController:
         own = prediction.own
         return math.inf if own is None else request.deadline - own - prediction.iteration
 
-    def _shed(self, request: Request, reason: ShedReason, excess: float, prediction: Prediction = UNKNOWN) -> Shed:
-        return Shed(request.request_id, reason, retry_after(max(0.0, excess), spread(self._seed, request.request_id)), prediction)
+    def _shed(self, request: Request, reason: ShedReason, excess: float, now: float, prediction: Prediction = UNKNOWN) -> Shed:
+        contended = reason not in (ShedReason.NO_REPLICA, ShedReason.DRAINING)
+        seconds = max(0.0, excess) + (self._appointments.wait(now) if contended else 0.0)
+        return Shed(request.request_id, reason, retry_after(seconds, spread(self._seed, request.request_id)), prediction)
 
 
 def _shares(slo: Sequence[PriorityClass]) -> dict[int, float]:

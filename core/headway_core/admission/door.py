@@ -113,12 +113,14 @@ class Door:
         decision = self.controller.decide(request, load, self.slo, now, matches)
         if isinstance(decision, Shed):
             self._remember_shed(request, decision, load, now)
+            if decision.contended:
+                self.controller.refused(request, load, now)
             return Answers(shed=(decision,))
-        shed = [given_up for given_up in decision.give_up if self._leave(given_up.request_id)]
+        shed = self._give_up(decision.give_up, load, now)
         if isinstance(decision, Wait) and not self.queue.fits(request):
-            displaced = self._displace(request, load)
+            displaced = self._displace(request, load, now)
             if displaced is None:
-                return Answers(shed=(*shed, self.controller.shed(request, ShedReason.QUEUE_FULL, load, self.slo)))
+                return Answers(shed=(*shed, self._refuse(request, ShedReason.QUEUE_FULL, load, now)))
             shed += displaced
         if decision.prediction.ttft is not None:
             self._predicted[request.request_id] = decision.prediction.ttft
@@ -130,15 +132,15 @@ class Door:
 
     def turns(self, now: float) -> Answers:
         """Whose turn it is now, and whose wait is over without one."""
-        load = self.load(now)
-        late = ShedReason.QUEUE_TIME if load.replicas else ShedReason.NO_REPLICA
         shed = []
         for request in self.queue.expire(now):
-            self._predicted.pop(request.request_id, None)
-            shed.append(self.controller.shed(request, late, load, self.slo))
+            load = self.load(now)
+            self._forget(request.request_id)
+            shed.append(self._refuse(request, ShedReason.QUEUE_TIME if load.replicas else ShedReason.NO_REPLICA, load, now))
         if self._review:
             self._review = False
-            shed += [given_up for given_up in self.controller.review(self.load(now), self.slo, now) if self._leave(given_up.request_id)]
+            load = self.load(now)
+            shed += self._give_up(self.controller.review(load, self.slo, now), load, now)
         dispatches: list[Dispatch] = []
         while (turn := self._next_turn(now)) is not None:
             request, route, priority = turn
@@ -170,8 +172,7 @@ class Door:
 
         `server_error`: the connect failed, the runtime answered 5xx, or the connection broke. Never for what a client did.
         """
-        self._predicted.pop(request_id, None)
-        self._shadows.pop(request_id, None)
+        self._forget(request_id)
         if self.queue.leave(request_id) is not None:
             return
         opened = self._open.pop(request_id, None)
@@ -190,7 +191,7 @@ class Door:
         route = choose(request, load, self.prefixes.matches(request.prefix))
         if route is None:
             reason = ShedReason.QUEUE_TIME if load.replicas else ShedReason.NO_REPLICA
-            return Answers(shed=(self.controller.shed(request, reason, load, self.slo),))
+            return Answers(shed=(self._refuse(request, reason, load, now),))
         return Answers((self._send(request, route, request.priority, now),))
 
     # ------------------------------------------------------------ what is learned from replicas
@@ -254,12 +255,28 @@ class Door:
         self.controller.admitted(request, now)
         return Dispatch(request, route.replica, number, priority, route.prediction)
 
-    def _leave(self, request_id: int) -> bool:
+    def _give_up(self, shed: Sequence[Shed], load: Load, now: float) -> list[Shed]:
+        """Takes these out of the queue; those that had left it already are not answered twice."""
+        given_up = []
+        for one in shed:
+            request = self.queue.leave(one.request_id)
+            if request is not None:
+                self._forget(one.request_id)
+                self.controller.refused(request, load, now)
+                given_up.append(one)
+        return given_up
+
+    def _refuse(self, request: Request, reason: ShedReason, load: Load, now: float) -> Shed:
+        shed = self.controller.shed(request, reason, load, self.slo, now)
+        if shed.contended:
+            self.controller.refused(request, load, now)
+        return shed
+
+    def _forget(self, request_id: int) -> None:
         self._predicted.pop(request_id, None)
         self._shadows.pop(request_id, None)
-        return self.queue.leave(request_id) is not None
 
-    def _displace(self, request: Request, load: Load) -> list[Shed] | None:
+    def _displace(self, request: Request, load: Load, now: float) -> list[Shed] | None:
         """Makes room in a full queue out of lower classes, the lowest and latest first; None when that would not be enough."""
         lower = [other for other in reversed(self.queue.order()) if other.priority < request.priority]
         count, size = len(self.queue), self.queue.bytes
@@ -271,8 +288,9 @@ class Door:
             out.append(lower[len(out)])
             count, size = count - 1, size - out[-1].size_bytes
         for other in out:
-            self._leave(other.request_id)
-        return [self.controller.shed(other, ShedReason.QUEUE_FULL, load, self.slo) for other in out]
+            self.queue.leave(other.request_id)
+            self._forget(other.request_id)
+        return [self._refuse(other, ShedReason.QUEUE_FULL, load, now) for other in out]
 
     def _remember_shed(self, request: Request, shed: Shed, load: Load, now: float) -> None:
         """Pairs it with the last one that it would have stood behind and that has no pair yet."""

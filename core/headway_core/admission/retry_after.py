@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import dataclass
 
 SHORTEST = 1
 LONGEST = 60
 """Official SDKs ignore a Retry-After above 60 s."""
 SPREAD = 0.5
 """The jitter: up to this much of the wait is added."""
+RETURN_SHARE = 0.33
+"""Of the pool's capacity, set aside in thought for those who were told to come back."""
 
 
 def retry_after(excess: float, jitter: float, shortest: int = SHORTEST, longest: int = LONGEST) -> int:
@@ -26,6 +29,25 @@ def retry_after(excess: float, jitter: float, shortest: int = SHORTEST, longest:
         # Still spread at the bound, else a long outage ends in a stampede.
         return max(shortest, math.ceil(longest * (1 - SPREAD * jitter)))
     return min(longest, max(shortest, math.ceil(max(0.0, excess) * (1 + SPREAD * jitter))))
+
+
+@dataclass(slots=True)
+class Appointments:
+    """When the next one that is told to come back would find room, if all that were told before do come back.
+
+    Capacity is promised to fresh requests first, so those who return get `RETURN_SHARE` of it: their work queues up, as it were, before
+    a server of that speed. Without this everybody who is refused during an overload returns at once, into the same overload.
+    """
+
+    _until: float = -math.inf
+
+    def book(self, work: float, now: float) -> None:
+        """One more was told to come back; `work` in seconds of the whole pool."""
+        self._until = min(max(self._until, now) + work / RETURN_SHARE, now + LONGEST)
+
+    def wait(self, now: float) -> float:
+        """Seconds until the earlier ones have had their turn."""
+        return max(0.0, self._until - now)
 
 
 def spread(seed: int, request_id: int) -> float:
