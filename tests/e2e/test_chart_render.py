@@ -9,6 +9,8 @@ import yaml
 from cluster.client import Client
 from headway_core.contract import LABEL_GATEWAY, LABEL_RUNTIME, Metric, policy_config_map
 from headway_gateway import settings as gateway_settings
+from headway_operator import settings as operator_settings
+from headway_operator.access import NEEDED
 from headway_runtime import settings as runtime_settings
 from rendering import CHART, RenderError, container, nested, one, pairwise, render, render_text
 
@@ -302,6 +304,34 @@ def test_pods_satisfy_the_restricted_standard(control_plane: Client, namespace: 
     control_plane.wait_for(lambda: bool(control_plane.get("serviceaccount/default", namespace=namespace)), "the default account")
     control_plane.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods}))
     assert all(container["securityContext"]["readOnlyRootFilesystem"] for pod in pods for container in pod["spec"]["containers"])
+
+
+@pytest.mark.parametrize("scope", ["Namespace", "Cluster"])
+def test_the_operator_gets_exactly_the_rights_that_it_asks_for(scope: str):
+    documents = render(values={"operator": {"scope": scope, "gateways": ["other"]}})
+    rules = [rule for document in documents if document["kind"] in ("Role", "ClusterRole") for rule in document["rules"]]
+    by_name = {
+        (verb, rule["resources"][0]): set(rule["resourceNames"]) for rule in rules if "resourceNames" in rule for verb in rule["verbs"]
+    }
+    policies = {policy_config_map("rel-headway-gateway")} | ({policy_config_map("other")} if scope == "Cluster" else set())
+    lease = {"rel-headway-operator"}
+    assert by_name == {
+        ("get", "configmaps"): policies,
+        ("patch", "configmaps"): policies,
+        ("get", "leases"): lease,
+        ("update", "leases"): lease,
+    }
+    given = {(verb, rule["apiGroups"][0], rule["resources"][0]) for rule in rules if "resourceNames" not in rule for verb in rule["verbs"]}
+    wanted = {(right.verb, right.group, right.resource) for right in NEEDED}
+    assert given == wanted | {("create", "coordination.k8s.io", "leases")}
+
+
+def test_the_operator_reads_its_flags():
+    flags = container(render(release="a-release"), "a-release-headway-operator")["args"]
+    settings = operator_settings.parse(flags)
+    assert (settings.namespaces, settings.lease_namespace, settings.lease_name) == (("ns1",), "ns1", "a-release-headway-operator")
+    everywhere = operator_settings.parse(container(render(values={"operator": {"scope": "Cluster"}}), "rel-headway-operator")["args"])
+    assert (everywhere.namespaces, everywhere.lease_namespace) == ((), "ns1")
 
 
 def test_a_disruption_budget_never_blocks_the_drain_of_a_single_gateway():
