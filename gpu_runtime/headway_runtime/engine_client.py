@@ -145,30 +145,21 @@ class EngineClient:
         waited = now - self._last_report_at
         return waited if waited > limit else None
 
-    async def stop(self) -> None:
-        """Closes the link, which ends the process; kills it when it does not go."""
+    async def stop(self) -> int:
+        """Closes the link, which ends the process, and kills it when it does not go. Returns its exit status, 128 + signal when killed."""
         if self._reader_task is not None:
             self._reader_task.cancel()
         if self._writer is not None:
             self._writer.close()
         if self._process is None:
-            return
+            return 0
         deadline = time.monotonic() + _EXIT_SECONDS
-        while self._process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110 -- a process sets no event
+        while self._process.poll() is None:
+            if time.monotonic() > deadline:
+                self._process.kill()
             await asyncio.sleep(0.02)
-        self.kill()
-
-    def kill(self) -> None:
-        """Ends the process now, and reaps it."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    @property
-    def exit_status(self) -> int | None:
-        """The process's exit status (128 + signal when one ended it); None while it runs."""
-        status = None if self._process is None else self._process.poll()
-        return status if status is None or status >= 0 else 128 - status
+        status = self._process.returncode
+        return status if status >= 0 else 128 - status
 
     @property
     def pid(self) -> int | None:

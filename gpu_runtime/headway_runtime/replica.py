@@ -100,10 +100,10 @@ class Replica:
         """The engine process is gone: nobody may be sent here."""
         self.state, self.message = ReplicaState.FAILED, "the engine process ended"
 
-    async def stop(self) -> None:
-        """Ends the engine process and the threads."""
-        await self.engine.stop()
+    async def stop(self) -> int:
+        """Ends the engine process and the threads; returns the engine's exit status."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        return await self.engine.stop()
 
     # ------------------------------------------------------------ requests
 

@@ -78,7 +78,7 @@ class Server:
     async def _live(self) -> int:
         replica = self._replica
         if not await self._started():
-            return replica.engine.exit_status or (0 if self._asked_to_stop.is_set() else 1)
+            return 0 if self._asked_to_stop.is_set() else (await replica.stop() or 1)
         log.info("ready: %s serves %s", _url(self._serving), replica.model_name)
         watching = asyncio.create_task(replica.watch_policy())
         await _first(self._asked_to_stop.wait(), replica.engine.died.wait())
@@ -88,13 +88,13 @@ class Server:
             log.info("shutting down: %d requests in flight, at most %g s", replica.in_flight, self._settings.drain_seconds)
             await _first(replica.drained(self._settings.drain_seconds), self._asked_to_hurry.wait(), replica.engine.died.wait())
         if replica.engine.died.is_set():
-            log.error("the engine process ended (status %s); this process ends too, to be restarted", replica.engine.exit_status)
+            log.error("the engine process ended; this process ends too, to be restarted")
             replica.engine_failed()
         replica.cut_all()
         await _first(replica.until_idle(CLOSING_SECONDS), self._asked_to_hurry.wait())
         if self._asked_to_hurry.is_set():
             return 128 + (self._signal or 0)
-        return (replica.engine.exit_status or 1) if replica.engine.died.is_set() else 0
+        return (await replica.stop() or 1) if replica.engine.died.is_set() else 0
 
     async def _started(self) -> bool:
         """Whether the engine came up before anybody asked to stop."""

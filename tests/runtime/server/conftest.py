@@ -81,7 +81,7 @@ class Runtime:
 
     def metric(self, name, **labels):
         """The value of one sample; 0 when it was never observed."""
-        inner = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        inner = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
         sample = re.escape(f"{name}{{{inner}}}" if labels else name)
         found = re.search(rf"^{sample} (\S+)$", self.metrics(), re.MULTILINE)
         return float(found[1]) if found else 0.0

@@ -35,6 +35,8 @@ def run_client():
         return done.stdout.strip()
 
     return run
+
+
 def test_the_newest_client_is_served(run_client, shared_runtime):
     assert run_client(shared_runtime.url) == importlib.metadata.version("openai")
 

@@ -17,12 +17,8 @@ def text_of(choice):
 
 
 def joined(records, index=0):
-    parts = []
-    for record in records:
-        for choice in record["choices"]:
-            if choice["index"] == index:
-                parts.append(choice["text"] if "text" in choice else choice["delta"].get("content") or "")
-    return "".join(parts)
+    choices = [choice for record in records for choice in record["choices"] if choice["index"] == index]
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
@@ -51,13 +47,17 @@ def test_usage_comes_when_asked_for_in_one_last_record(runtime, path, n):
         assert last["usage"][name] == whole[name]
     assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks)
     for options in (None, {}, {"include_usage": False}, {"include_usage": None}):
-        assert all(record["choices"] and "usage" not in record for record in runtime.records(path, body_of(path, n=n, stream_options=options)))
+        assert all(
+            record["choices"] and "usage" not in record for record in runtime.records(path, body_of(path, n=n, stream_options=options))
+        )
 
 
 def test_the_gateways_usage_comment_is_there_only_when_asked_for_and_never_alone(runtime):
     for want in (False, True):
         headers = {"x-headway-want-usage": "1"} if want else {}
-        with runtime.client.stream("POST", f"{runtime.url}{COMPLETION}", json=body_of(COMPLETION, stream=True), headers=headers) as response:
+        with runtime.client.stream(
+            "POST", f"{runtime.url}{COMPLETION}", json=body_of(COMPLETION, stream=True), headers=headers
+        ) as response:
             raw = response.read()
         comments = [line for line in raw.split(b"\n") if line.startswith(b":")]
         assert len(comments) == want
@@ -120,9 +120,11 @@ def test_completion_logprobs_have_their_shape_and_offsets_into_the_whole_text(ru
         assert tops[token] == value and max(1, logprobs) <= len(tops) <= logprobs + 1
     streamed = [c["logprobs"] for r in runtime.records(COMPLETION, request) for c in r["choices"] if c["logprobs"]]
     for name in ("tokens", "token_logprobs", "text_offset"):
-        assert [item for part in streamed for item in part[name]] == pytest.approx(shape[name]) if name == "token_logprobs" else [
-            item for part in streamed for item in part[name]
-        ] == shape[name]
+        assert (
+            [item for part in streamed for item in part[name]] == pytest.approx(shape[name])
+            if name == "token_logprobs"
+            else [item for part in streamed for item in part[name]] == shape[name]
+        )
 
 
 def test_every_choice_has_one_finish_reason_with_logprobs_and_two_tokens(runtime):
