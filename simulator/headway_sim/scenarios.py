@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from headway_core.admission import QueueLimits, Rule
+
 from headway_sim.attempt import Attempt
 from headway_sim.simulation import Run, SimulationConfig, simulate
 from headway_sim.traces import TraceRequest, at_rate

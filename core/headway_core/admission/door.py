@@ -98,6 +98,8 @@ class Door:
         self._open: dict[int, _Open] = {}
         self._predicted: dict[int, float] = {}
         self._shadows: dict[int, _Shadow] = {}
+        self._tried: dict[int, frozenset[str]] = {}
+        """Replicas that failed a request which waits for another one."""
         self._review = False
 
     # ------------------------------------------------------------ the path of a request
@@ -145,6 +147,7 @@ class Door:
         while (turn := self._next_turn(now)) is not None:
             request, route, priority = turn
             self.queue.leave(request.request_id)
+            self._tried.pop(request.request_id, None)
             self.queue.served(request)
             dispatches.append(self._send(request, route, priority, now))
         return Answers(tuple(dispatches), tuple(shed))
@@ -183,16 +186,21 @@ class Door:
             self.fleet.outliers.server_error(opened.replica, now)
 
     def again(self, request: Request, now: float, tried: Sequence[str]) -> Answers:
-        """Another replica for a request whose first one failed before any content (`ended` was told). It keeps its place by arrival.
+        """Another replica for a request whose first one failed before any content (`ended` was told).
 
-        Dispatched to a replica that is not in `tried`, or shed: it does not wait a second time.
+        It is dispatched to one that is not in `tried`, or waits for one at its old place until its deadline, or is shed when there is
+        none.
         """
         load = Load(self.fleet.loads(now, exclude=tried))
         route = choose(request, load, self.prefixes.matches(request.prefix))
-        if route is None:
-            reason = ShedReason.QUEUE_TIME if load.replicas else ShedReason.NO_REPLICA
+        if route is not None:
+            return Answers((self._send(request, route, request.priority, now),))
+        if not load.replicas or not self.queue.fits(request):
+            reason = ShedReason.QUEUE_FULL if load.replicas else ShedReason.NO_REPLICA
             return Answers(shed=(self._refuse(request, reason, load, now),))
-        return Answers((self._send(request, route, request.priority, now),))
+        self._tried[request.request_id] = frozenset(tried)
+        self.queue.push(request, request.deadline)
+        return Answers()
 
     # ------------------------------------------------------------ what is learned from replicas
 
@@ -244,7 +252,8 @@ class Door:
         if self.queue.aged(request, now):
             priority = max(other.priority for other in self.queue.turns(now))
         served_as = request if priority == request.priority else replace(request, slo=replace(request.slo, priority=priority))
-        route = choose(served_as, Load(self.fleet.loads(now)), self.prefixes.matches(request.prefix))
+        load = Load(self.fleet.loads(now, exclude=self._tried.get(request.request_id, ())))
+        route = choose(served_as, load, self.prefixes.matches(request.prefix))
         return None if route is None else (request, route, priority)
 
     def _send(self, request: Request, route: Route, priority: int, now: float) -> Dispatch:
@@ -275,6 +284,7 @@ class Door:
     def _forget(self, request_id: int) -> None:
         self._predicted.pop(request_id, None)
         self._shadows.pop(request_id, None)
+        self._tried.pop(request_id, None)
 
     def _displace(self, request: Request, load: Load, now: float) -> list[Shed] | None:
         """Makes room in a full queue out of lower classes, the lowest and latest first; None when that would not be enough."""
