@@ -65,6 +65,8 @@ class Plan:
     """Wanted; the present scale while `held`."""
     held: bool
     """Nothing was decided about replicas: unknown, not managed, or not their turn."""
+    replicas_message: str
+    """Why this many replicas, with the numbers."""
     actions: tuple[Action, ...]
     verdicts: tuple[Verdict, ...]
     knob_plan: KnobPlan
@@ -96,6 +98,7 @@ def plan(snapshot: Snapshot, slo: ServingSLO, memory: Memory, now: float, drain_
         knobs=knobs.knobs,
         replicas=wish.replicas if wish.replicas is not None else snapshot.scale,
         held=wish.replicas is None,
+        replicas_message=wish.message,
         actions=tuple(actions),
         verdicts=(
             metrics_available(snapshot, slo),

@@ -1,0 +1,100 @@
+"""`headway-operator`: the composition root. Flags, credentials, then five things that run until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from headway_operator.apply import Applier
+from headway_operator.kube import ApiError, Kube
+from headway_operator.lease import Lease
+from headway_operator.loop import Loop
+from headway_operator.metrics import Server
+from headway_operator.observe import Observer
+from headway_operator.reconcile import Reconciler
+from headway_operator.settings import Settings, parse
+from headway_operator.store import Store
+from headway_operator.watch import Watch, quieten
+
+log = logging.getLogger("headway_operator")
+
+
+def main() -> None:
+    """Runs until SIGTERM or SIGINT. Exit status 1 when it cannot start, with one line that says why."""
+    settings = parse()
+    logging.basicConfig(
+        level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    quieten()
+    try:
+        asyncio.run(run(settings))
+    except (ApiError, OSError) as error:
+        raise SystemExit(f"headway-operator: {error}") from None
+
+
+async def run(settings: Settings) -> None:
+    """Raises ApiError without credentials, OSError when the port is taken."""
+    kube = Kube(settings.concurrency)
+    lease = Lease(kube, settings.lease_namespace, settings.lease_name, settings.identity)
+    observer = Observer(settings)
+    applier = Applier(kube, lambda: lease.held)
+
+    def make_reconciler(store: Store) -> Reconciler:
+        return Reconciler(settings, kube, store, observer=observer, applier=applier, may_write=lambda: lease.held)
+
+    loop = Loop(settings, kube, lease, observer=observer, make_reconciler=make_reconciler)
+    server = Server(settings.host, settings.port, loop.healthy)
+    places = ", ".join(settings.namespaces) or "all namespaces"
+    log.info("serving %s as %s; /metrics and /healthz on port %d", places, settings.identity, server.port)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    tasks = [asyncio.create_task(work) for work in (lease.run(), loop.run(), _watch(settings, loop))]
+    try:
+        await asyncio.wait([asyncio.create_task(stop.wait()), *tasks], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(ApiError):
+            await lease.release()
+        await asyncio.to_thread(server.close)
+        await observer.close()
+        await kube.close()
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+
+
+async def _watch(settings: Settings, loop: Loop) -> None:
+    """Keeps kopf running with the watches that are permitted; starts it again when it ended, or when rights have changed."""
+    here = asyncio.get_running_loop()
+
+    def take(plural: str, kind: str | None, document: Mapping[str, Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop closed while kopf was still handing over
+            here.call_soon_threadsafe(loop.store.shelves[plural].take, kind, document)
+
+    watch: Watch | None = None
+    try:
+        while True:
+            wanted = loop.watchable
+            if watch is not None and (not watch.alive or watch.plurals != wanted):
+                await watch.stop()
+                watch = None
+            if watch is None and wanted and loop.rights_known:
+                watch = Watch(take, wanted, settings.namespaces)
+                watch.start()
+            await asyncio.sleep(2.0)
+    finally:
+        if watch is not None:
+            await watch.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What the operator may do, asked of the API server itself: a watch without permission would end everything, so none is begun unasked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headway_core.contract import GROUP, PLURAL
+
+from headway_operator.kube import Kube
+
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One verb on one resource, and the condition that cannot hold without it."""
+
+    verb: str
+    group: str
+    resource: str
+    condition: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        resource = f"{self.resource}.{self.group}" if self.group else self.resource
+        return f"{self.verb} {resource}" + (f" named {self.name}" if self.name else "")
+
+
+NEEDED = (
+    Right("list", GROUP, PLURAL, "Ready"),
+    Right("watch", GROUP, PLURAL, "Ready"),
+    Right("patch", GROUP, f"{PLURAL}/status", "Ready"),
+    Right("list", "apps", "deployments", "TargetResolved"),
+    Right("watch", "apps", "deployments", "TargetResolved"),
+    Right("list", "", "services", "TargetResolved"),
+    Right("watch", "", "services", "TargetResolved"),
+    Right("list", "", "pods", "MetricsAvailable"),
+    Right("watch", "", "pods", "MetricsAvailable"),
+    Right("patch", "", "pods", "KnobsApplied"),
+    Right("get", "apps", "deployments/scale", "ScalingActive"),
+    Right("patch", "apps", "deployments/scale", "ScalingActive"),
+    Right("list", "autoscaling", "horizontalpodautoscalers", "ScalingActive"),
+    Right("create", "", "events", "Ready"),
+)
+"""Besides these: get and patch of each gateway's policy ConfigMap, by name, found out when it is used; and the lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The answer of one review: rights that are missing, by namespace ("" for all)."""
+
+    missing: frozenset[tuple[str, Right]] = frozenset()
+
+    def may_watch(self, namespace: str, resource: str) -> bool:
+        """Both verbs that a watch needs."""
+        return not any(
+            place == namespace and right.resource == resource and right.verb in ("list", "watch") for place, right in self.missing
+        )
+
+    def lacks(self, namespace: str, condition: str | None = None) -> tuple[Right, ...]:
+        """Rights missing for objects of `namespace`, in the order of `NEEDED`; only those that `condition` needs, when it is given."""
+        missing = {right for place, right in self.missing if place in ("", namespace)}
+        return tuple(right for right in NEEDED if right in missing and condition in (None, right.condition))
+
+    def may(self, namespace: str, verb: str, resource: str) -> bool:
+        """Whether this one right is there."""
+        return not any(right.verb == verb and right.resource == resource for right in self.lacks(namespace))
+
+
+async def review(kube: Kube, namespaces: Iterable[str]) -> Access:
+    """Asks for every right of `NEEDED` in each namespace; none given: in all at once. Raises ApiError."""
+    questions = [(namespace, right) for namespace in (tuple(namespaces) or ("",)) for right in NEEDED]
+    answers = await asyncio.gather(*(_allowed(kube, namespace, right) for namespace, right in questions))
+    return Access(frozenset(question for question, allowed in zip(questions, answers, strict=True) if not allowed))
+
+
+async def _allowed(kube: Kube, namespace: str, right: Right) -> bool:
+    resource, _, subresource = right.resource.partition("/")
+    attributes = {
+        "verb": right.verb,
+        "group": right.group,
+        "resource": resource,
+        "subresource": subresource,
+        "namespace": namespace,
+        "name": right.name,
+    }
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
+    }
+    answer = await kube.create(_REVIEWS, body)
+    return bool(answer.get("status", {}).get("allowed", False))

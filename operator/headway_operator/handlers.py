@@ -1,0 +1,46 @@
+"""What the operator listens to. An index: each body is one call. No handler here changes an object, so kopf adds no finalizer anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import kopf
+from headway_core.contract import GROUP, PLURAL, VERSION
+
+WATCHED: dict[str, tuple[str, str]] = {
+    PLURAL: (GROUP, VERSION),
+    "deployments": ("apps", "v1"),
+    "pods": ("", "v1"),
+    "services": ("", "v1"),
+}
+"""Plural → (group, version)."""
+
+Take = Callable[[str, str | None, Mapping[str, Any]], None]
+"""Told of each event: plural, type (None for what was there at the start), object."""
+
+
+def registry(take: Take, plurals: Collection[str]) -> kopf.OperatorRegistry:
+    """Handlers for the resources named; the others are left out because they may not be watched, for a condition to say so."""
+    index = kopf.OperatorRegistry()
+
+    @kopf.on.startup(registry=index)
+    async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure(settings)
+
+    for plural in plurals:
+        group, version = WATCHED[plural]
+
+        @kopf.on.event(group, version, plural, registry=index, id=plural, param=plural)
+        async def event(*, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
+            take(param, event["type"], event["object"])
+
+    return index
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """kopf as a source of events only: it posts none of its own, and does not scan namespaces or CRDs, which would need cluster rights."""
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = 300.0
+    settings.queueing.idle_timeout = 1.0

@@ -1,0 +1,135 @@
+"""Who acts: a coordination.k8s.io Lease, as Kubernetes' own controllers use it. Others' clocks are never compared, only changes seen.
+
+The holder renews every 2 s and stops acting when it could not for 10 s; another takes over when it saw no renewal for 15 s. The gap is the
+time that a write begun in time may still take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from headway_operator.kube import ApiError, Kube
+from headway_operator.metrics import LEADING
+
+DURATION, DEADLINE, PERIOD = 15.0, 10.0, 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Lease:
+    """One operator's hold on the lease. `run` it; ask `held` before every write."""
+
+    def __init__(self, kube: Kube, namespace: str, name: str, identity: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kube = kube
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._path = f"{self._collection}/{name}"
+        self._name = name
+        self.identity = identity
+        self._clock = clock
+        self._renewed_at: float | None = None
+        self._seen: tuple[str, str] | None = None
+        self._seen_at = 0.0
+        self.term = 0
+        """Grows each time the lease was taken from somebody else, or from nobody: what was remembered before may be out of date."""
+        self.trouble: str | None = None
+        """Why the last attempt failed."""
+
+    @property
+    def held(self) -> bool:
+        """Whether this operator may act now."""
+        return self._renewed_at is not None and self._clock() - self._renewed_at < DEADLINE
+
+    async def run(self) -> None:
+        """Takes and renews the lease until cancelled."""
+        while True:
+            was = self.held
+            try:
+                await self._turn()
+                self.trouble = None
+            except ApiError as error:
+                if self.trouble is None:
+                    log.warning("lease: %s", error)
+                self.trouble = str(error)
+            LEADING.set(self.held)
+            if self.held != was:
+                log.info("%s the lease %s as %s", "holding" if self.held else "no longer holding", self._path, self.identity)
+            await asyncio.sleep(PERIOD)
+
+    async def release(self) -> None:
+        """Gives it back, so that another need not wait. Failing is no harm: it runs out."""
+        if not self.held:
+            return
+        self._renewed_at = None
+        LEADING.set(0)
+        try:
+            current = await self._kube.get(self._path)
+            if current.get("spec", {}).get("holderIdentity") == self.identity:
+                current["spec"] = {**current["spec"], "holderIdentity": "", "renewTime": _now(), "leaseDurationSeconds": 1}
+                await self._kube.replace(self._path, current)
+        except ApiError as error:
+            log.info("lease not given back, it runs out in %.0fs: %s", DURATION, error)
+
+    async def _turn(self) -> None:
+        asked_at = self._clock()
+        try:
+            current = await self._kube.get(self._path)
+        except ApiError as error:
+            if not error.missing:
+                raise
+            await self._create(asked_at)
+            return
+        spec = current.get("spec") or {}
+        holder = spec.get("holderIdentity") or ""
+        mark = (holder, str(spec.get("renewTime")))
+        if mark != self._seen:
+            self._seen, self._seen_at = mark, asked_at
+        mine = holder == self.identity
+        if not mine and holder and asked_at - self._seen_at < float(spec.get("leaseDurationSeconds") or DURATION):
+            self._renewed_at = None
+            return
+        try:
+            await self._kube.replace(self._path, {**current, "spec": self._spec(spec, mine)})
+        except ApiError as error:
+            if not error.conflict:
+                raise
+            return
+        self._hold(asked_at, mine)
+
+    async def _create(self, asked_at: float) -> None:
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name},
+            "spec": self._spec({}, False),
+        }
+        try:
+            await self._kube.create(self._collection, body, repeat=False)
+        except ApiError as error:
+            if not error.conflict:
+                raise
+            return
+        self._hold(asked_at, False)
+
+    def _hold(self, asked_at: float, mine: bool) -> None:
+        if not mine:
+            self.term += 1
+        self._renewed_at = asked_at
+
+    def _spec(self, before: dict[str, Any], mine: bool) -> dict[str, Any]:
+        now = _now()
+        return {
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": int(DURATION),
+            "renewTime": now,
+            "acquireTime": before.get("acquireTime", now) if mine else now,
+            "leaseTransitions": int(before.get("leaseTransitions") or 0) + (0 if mine else 1),
+        }
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,126 @@
+"""Every document that the operator sends, and the policies that it reads back. Pure: nothing is sent here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from headway_core.contract import (
+    ANNOTATION_DELETION_COST,
+    ANNOTATION_POLICY_TOUCH,
+    FIELD_MANAGER_PREFIX,
+    Endpoint,
+    Knobs,
+    Policy,
+    Pool,
+    dump,
+    load_policy,
+)
+from headway_core.errors import DocumentError
+from headway_core.slo import API_VERSION, KIND, ServingSLO
+
+from headway_operator.targets import Target
+
+DELETION_COST = "-1000"
+"""Of a replica to be given up: any other has 0."""
+
+
+def field_manager(slo: ServingSLO) -> str:
+    """Owner of the object's key in the policy ConfigMap."""
+    return f"{FIELD_MANAGER_PREFIX}{slo.name}"
+
+
+def policy_key(name: str) -> str:
+    """The ConfigMap key of one ServingSLO."""
+    return f"{name}.json"
+
+
+def policy(target: Target, knobs: Knobs, cordoned: tuple[str, ...], revision: int) -> Policy:
+    """The policy that this object and these decisions make."""
+    slo = target.slo
+    endpoint = Endpoint(f"{slo.service_name}.{slo.namespace}.svc", slo.service_port, target.service.control_port)
+    return Policy(
+        revision=revision,
+        slo_uid=slo.uid,
+        generation=slo.generation,
+        pool=Pool(slo.target_name, (endpoint,)),
+        classes=slo.classes,
+        default_class=slo.default_class,
+        knobs=knobs,
+        cordoned=cordoned,
+        min_samples=slo.min_samples,
+        window=slo.window,
+    )
+
+
+def says_the_same(one: Policy | None, other: Policy) -> bool:
+    """Equal in everything that a gateway or a runtime acts on: a mere edit of bounds changes the generation and nothing else."""
+    return one is not None and replace(one, revision=other.revision, generation=other.generation) == other
+
+
+def policies(config_map: Mapping[str, Any]) -> dict[str, Policy]:
+    """Key → policy; a key that holds none is left out, and will be written over."""
+    found = {}
+    for key, text in (config_map.get("data") or {}).items():
+        try:
+            found[key] = load_policy(text)
+        except DocumentError:
+            continue
+    return found
+
+
+def policy_apply(name: str, config_map: Mapping[str, Any], document: Policy) -> dict[str, Any]:
+    """Server-side apply of one key; a ConfigMap that changed since it was read answers 409."""
+    metadata = config_map["metadata"]
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "resourceVersion": metadata["resourceVersion"]},
+        "data": {policy_key(name): dump(document)},
+    }
+
+
+def touch_patch(revision: int, attempt: int) -> dict[str, Any]:
+    """Makes the kubelet refresh a pod's mounted ConfigMaps now; each further attempt must differ to have that effect."""
+    value = str(revision) if attempt == 1 else f"{revision}.{attempt}"
+    return {"metadata": {"annotations": {ANNOTATION_POLICY_TOUCH: value}}}
+
+
+def cost_patch(victim: bool) -> dict[str, Any]:
+    """Marks a replica to be given up first, or takes the mark away."""
+    return {"metadata": {"annotations": {ANNOTATION_DELETION_COST: DELETION_COST if victim else None}}}
+
+
+def scale_patch(scale: Mapping[str, Any], replicas: int) -> dict[str, Any]:
+    """`scale` is the document that was read: one that changed since answers 409."""
+    return {"metadata": {"resourceVersion": scale["metadata"]["resourceVersion"]}, "spec": {"replicas": replicas}}
+
+
+def event(slo_document: Mapping[str, Any], *, reason: str, message: str, warning: bool, at: str, reporter: str) -> dict[str, Any]:
+    """An Event about the object. Its name follows from what it says and when, so that sending it twice makes one."""
+    metadata = slo_document["metadata"]
+    digest = hashlib.blake2b(f"{metadata.get('uid')}/{reason}/{message}/{at}".encode(), digest_size=8).hexdigest()
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{metadata['name']}.{digest}", "namespace": metadata["namespace"]},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata.get("uid", ""),
+            "resourceVersion": metadata.get("resourceVersion", ""),
+        },
+        "type": "Warning" if warning else "Normal",
+        "reason": reason,
+        "message": message[:1024],
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+        "source": {"component": "headway-operator"},
+        "reportingComponent": "headway.dev/operator",
+        "reportingInstance": reporter[:128],
+    }

@@ -1,0 +1,207 @@
+"""Asks the pods how they are: load reports of runtimes and gateways by HTTP, and the snapshot that the planner decides from.
+
+A pod that does not answer, or answers nonsense, is one without news; it never fails the round for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import httpx
+from headway_core.contract import (
+    PATH_LOAD,
+    GatewayReport,
+    Knobs,
+    Policy,
+    PoolBooks,
+    RuntimeReport,
+    load_gateway_report,
+    load_runtime_report,
+)
+from headway_core.errors import DocumentError
+from headway_core.planning.snapshot import Phase, Replica, Snapshot
+from headway_core.planning.traffic import TrafficBook
+
+from headway_operator.metrics import POLLS
+from headway_operator.resources import Pod
+from headway_operator.settings import Settings
+from headway_operator.targets import Target
+
+LARGEST_REPORT = 1 << 20
+"""Bytes; a report is some kilobytes."""
+
+log = logging.getLogger(__name__)
+R = TypeVar("R", RuntimeReport, GatewayReport)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard(Generic[R]):
+    """A report and when it was received, seconds of the observer's clock."""
+
+    report: R
+    at: float
+
+
+class Observer:
+    """Polls pods. Keeps the last report of each, so that a silent pod's age can be told."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
+        self._http = httpx.AsyncClient(timeout=settings.report_timeout, limits=limits, trust_env=False)
+        self._runtimes: dict[str, Heard[RuntimeReport]] = {}
+        self._gateways: dict[str, Heard[GatewayReport]] = {}
+        self._asked: dict[str, tuple[float, asyncio.Task[None]]] = {}
+
+    async def close(self) -> None:
+        """Closes every connection."""
+        await self._http.aclose()
+
+    async def poll(self, target: Target) -> None:
+        """Asks every pod of the target that has an address; gateways shared by several targets are asked once an interval."""
+        await asyncio.gather(
+            *(self._ask(pod, "runtime") for pod in _reachable(target.runtimes)),
+            *(self._ask(pod, "gateway") for pod in _reachable(target.gateways)),
+        )
+
+    def forget(self, alive: Iterable[str]) -> None:
+        """Drops what was heard from pods whose uid is not among these."""
+        keep = set(alive)
+        for heard in (self._runtimes, self._gateways, self._asked):
+            for uid in heard.keys() - keep:
+                del heard[uid]
+
+    def runtime(self, pod: Pod) -> Heard[RuntimeReport] | None:
+        """The last report of a runtime pod."""
+        return self._runtimes.get(pod.uid)
+
+    def gateway(self, pod: Pod) -> Heard[GatewayReport] | None:
+        """The last report of a gateway pod, when it is not stale."""
+        heard = self._gateways.get(pod.uid)
+        return heard if heard is not None and self._clock() - heard.at <= self._settings.stale_after else None
+
+    async def _ask(self, pod: Pod, kind: str) -> None:
+        now = self._clock()
+        begun, task = self._asked.get(pod.uid, (float("-inf"), None))
+        if task is None or now - begun >= self._settings.interval / 2:
+            task = asyncio.create_task(self._fetch(pod, kind))
+            self._asked[pod.uid] = (now, task)
+        await asyncio.shield(task)
+
+    async def _fetch(self, pod: Pod, kind: str) -> None:
+        try:
+            text = await self._read(f"{pod.address}{PATH_LOAD}")
+            if kind == "runtime":
+                self._runtimes[pod.uid] = Heard(load_runtime_report(text), self._clock())
+            else:
+                self._gateways[pod.uid] = Heard(load_gateway_report(text), self._clock())
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, DocumentError) as error:
+            POLLS.labels(kind, "failed").inc()
+            log.debug("%s %s/%s: %s", kind, pod.namespace, pod.name, error)
+        else:
+            POLLS.labels(kind, "ok").inc()
+
+    async def _read(self, url: str) -> bytes:
+        async with asyncio.timeout(self._settings.report_timeout * 2), self._http.stream("GET", url) as answer:
+            answer.raise_for_status()
+            parts, size = [], 0
+            async for part in answer.aiter_bytes():
+                size += len(part)
+                if size > LARGEST_REPORT:
+                    raise DocumentError(f"is longer than {LARGEST_REPORT} bytes")
+                parts.append(part)
+        return b"".join(parts)
+
+
+def _reachable(pods: Iterable[Pod]) -> list[Pod]:
+    return [pod for pod in pods if pod.address is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the planner needs, and what only the writer of policies needs besides."""
+
+    snapshot: Snapshot
+    acknowledged: Mapping[str, int]
+    """Pod, runtime or gateway → revision of this object's policy that it has in force."""
+    highest_revision: int
+    """Of every acknowledgement, gateways and other owners of the pool included; 0: none."""
+    refusals: Mapping[str, str]
+    """Pod → why it could not read the policy last time."""
+    clamped: Mapping[str, str]
+    """Knob → why some replica has less in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was found out elsewhere and goes into the snapshot as it is."""
+
+    policy: Policy | None
+    recommended: Knobs | None
+    autoscaler: str | None
+
+
+def observe(target: Target, observer: Observer, book: TrafficBook, known: Known, *, stale_after: float, now: float) -> Observation:
+    """One observation from what the observer heard; `book` is the target's traffic so far and takes this reading."""
+    books = {pod.name: (heard.report, _books(heard.report, target)) for pod in target.gateways if (heard := observer.gateway(pod))}
+    expected = {pod.name for pod in target.gateways if pod.phase in (Phase.READY, Phase.LEAVING)} | books.keys()
+    book.record({name: report for name, (report, _) in books.items()}, expected, now)
+    replicas = tuple(_replica(pod, observer.runtime(pod), now) for pod in target.runtimes)
+    pools = [pool for _, pool in books.values() if pool is not None]
+    whole = len(books) == len(expected) and all(_obeys(pool, known.policy) for _, pool in books.values())
+    in_flight: dict[str, int] = {}
+    for pool in pools:
+        for name, count in pool.replica_in_flight.items():
+            in_flight[name] = in_flight.get(name, 0) + count
+    snapshot = Snapshot(
+        replicas=replicas,
+        scale=target.deployment.replicas,
+        rolling=target.deployment.rolling,
+        policy=known.policy,
+        recommended=known.recommended,
+        traffic=book.traffic(now),
+        gateways=len(expected),
+        gateways_reporting=len(books),
+        in_flight=in_flight if whole else None,
+        saturated=any(pool.saturated for pool in pools),
+        foreign_autoscaler=known.autoscaler,
+        stale_after=stale_after,
+    )
+    voices = {replica.name: replica.report.policy for replica in replicas if replica.report is not None}
+    answers = {**voices, **{name: pool.policy for name, (_, pool) in books.items() if pool is not None}}
+    given = {name: answer for name, answer in answers.items() if answer is not None}
+    return Observation(
+        snapshot=snapshot,
+        acknowledged={name: answer.revision for name, answer in given.items() if answer.slo_uid == target.slo.uid},
+        highest_revision=max((answer.revision for answer in given.values()), default=0),
+        refusals={name: answer.error for name, answer in given.items() if answer.error is not None},
+        clamped={knob: why for answer in given.values() for knob, why in sorted(answer.clamped_by.items())},
+    )
+
+
+def _books(report: GatewayReport, target: Target) -> PoolBooks | None:
+    return next((pool for pool in report.pools if pool.pool == target.slo.target_name), None)
+
+
+def _obeys(pool: PoolBooks | None, policy: Policy | None) -> bool:
+    """A gateway that has not read the policy may still send to whoever is cordoned in it."""
+    if policy is None or not policy.cordoned:
+        return True
+    return pool is not None and pool.policy is not None and pool.policy.revision >= policy.revision
+
+
+def _replica(pod: Pod, heard: Heard[RuntimeReport] | None, now: float) -> Replica:
+    return Replica(
+        name=pod.name,
+        phase=pod.phase,
+        report=heard.report if heard else None,
+        age=now - heard.at if heard else None,
+        note=pod.note,
+        marked=bool(pod.cost),
+    )

@@ -1,0 +1,246 @@
+"""One look at one ServingSLO: resolve, observe, plan, apply, report. Reads as the path; each step is a module of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from headway_core.contract import GROUP, PLURAL, VERSION, Knobs, Policy
+from headway_core.planning.plan import Memory, Plan, SetKnobs, plan
+from headway_core.planning.traffic import TrafficBook
+from headway_core.planning.verdicts import Verdict
+from headway_core.slo import Mode, ServingSLO
+
+from headway_operator import status
+from headway_operator.access import Access
+from headway_operator.acknowledgement import acknowledged_replicas, paused
+from headway_operator.apply import Applier, NotLeading
+from headway_operator.autoscalers import Autoscalers
+from headway_operator.enforce import Enforcer, Progress, scaling_rights
+from headway_operator.events import Events
+from headway_operator.kube import ApiError, Kube
+from headway_operator.metrics import CONDITION
+from headway_operator.observe import Known, Observation, Observer, observe
+from headway_operator.settings import Settings
+from headway_operator.status import Decision, Figures
+from headway_operator.store import Key, Store
+from headway_operator.targets import Target, resolve
+
+
+@dataclass(slots=True)
+class Record:
+    """What one object's looks remember. A fresh one is always right: everything else is found in the cluster again."""
+
+    began: float
+    memory: Memory = Memory()
+    book: TrafficBook | None = None
+    progress: Progress = field(default_factory=Progress)
+    refreshed: float = 0.0
+    shown: set[str] = field(default_factory=set)
+
+
+class Reconciler:
+    """Everything that a look needs; one for all objects."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        kube: Kube,
+        store: Store,
+        *,
+        observer: Observer,
+        applier: Applier,
+        may_write: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._kube = kube
+        self._store = store
+        self._observer = observer
+        self._applier = applier
+        self._enforcer = Enforcer(applier)
+        self._may_write = may_write
+        self._clock = clock
+        self._autoscalers = Autoscalers(kube)
+        self._events = Events(kube, settings.identity, clock)
+
+    async def look(self, key: Key, record: Record, access: Access) -> float:
+        """One look; returns the seconds until the next. Raises ApiError when the API server failed for now, NotLeading, nothing else."""
+        document = self._store.slos.get(*key)
+        if document is None:
+            return self._settings.interval
+        resolution = resolve(document, self._store, access)
+        if resolution.target is None:
+            undecided = [
+                Verdict(kind, None, "TargetNotResolved", "not judged while the target is not resolved") for kind in status.UNDECIDED
+            ]
+            verdicts = [resolution.accepted, resolution.resolved, *undecided]
+            await self._report(document, record, access, resolution.slo, verdicts, Figures(), [])
+            return self._settings.interval
+        target = resolution.target
+        await self._observer.poll(target)
+        now = self._clock()
+        written, failure = await self._read_policy(target, now)
+        autoscaler = await self._autoscaler(target, access, now)
+        observation = observe(
+            target,
+            self._observer,
+            self._book(record, target.slo),
+            Known(written, _recommended(document, target.slo), autoscaler),
+            stale_after=self._settings.stale_after,
+            now=now,
+        )
+        wanted = plan(observation.snapshot, target.slo, record.memory, now, self._settings.drain_budget)
+        record.memory = wanted.memory
+        outcome = await self._enforcer.carry_out(target, observation, wanted, record.progress, access, failure=failure, now=now)
+        if target.slo.mode is Mode.RECOMMEND:
+            outcome.decisions += _recommendations(wanted, document)
+        planned = [
+            _about_scaling(known, target.slo, outcome.refused, access) if known.kind == "ScalingActive" else known
+            for known in wanted.verdicts
+        ]
+        verdicts = [resolution.accepted, resolution.resolved, *planned, outcome.applied]
+        if now - record.began < target.slo.window + self._settings.interval:
+            verdicts = status.keep_while_warming(verdicts, document.get("status") or {}, target.slo.generation)
+        figures = self._figures(target, observation, wanted, outcome.policy, document, record)
+        await self._report(document, record, access, target.slo, verdicts, figures, outcome.decisions)
+        return min(self._settings.interval, outcome.again)
+
+    def _book(self, record: Record, slo: ServingSLO) -> TrafficBook:
+        book = record.book
+        if book is None or (book.pool, book.window) != (slo.target_name, slo.window):
+            book = record.book = TrafficBook(slo.target_name, slo.window)
+            record.began = self._clock()
+        return book
+
+    async def _read_policy(self, target: Target, now: float) -> tuple[Policy | None, ApiError | None]:
+        try:
+            return (await self._applier.config_map(target, now)).policy(target.slo.name), None
+        except ApiError as error:
+            if error.transient:
+                raise
+            return None, error
+
+    async def _autoscaler(self, target: Target, access: Access, now: float) -> str | None:
+        if target.slo.bounds.replicas is None or not access.may(target.slo.namespace, "list", "horizontalpodautoscalers"):
+            return None
+        return await self._autoscalers.of(target.slo.namespace, target.slo.target_name, now)
+
+    def _figures(
+        self, target: Target, observation: Observation, wanted: Plan, policy: Policy | None, document: Mapping[str, Any], record: Record
+    ) -> Figures:
+        slo, snapshot = target.slo, observation.snapshot
+        before = document.get("status") or {}
+        warm = self._clock() - record.began >= slo.window
+        managed = slo.bounds.replicas is not None and snapshot.foreign_autoscaler is None
+        replicas = wanted.replicas
+        if not warm:  # what was wanted before outweighs what is not known yet
+            replicas = max(replicas or 0, (before.get("desired") or {}).get("replicas") or 0)
+        return Figures(
+            replicas=snapshot.scale,
+            ready=len(snapshot.serving),
+            traffic=snapshot.traffic if warm or "observed" not in before else None,
+            desired=None if slo.mode is Mode.OBSERVE else wanted.knobs,
+            desired_replicas=replicas if managed else None,
+            applied=policy.knobs if policy is not None else None,
+            applied_replicas=snapshot.scale,
+            revision=policy.revision if policy is not None else None,
+            acknowledged=acknowledged_replicas(observation, policy),
+        )
+
+    async def _report(
+        self,
+        document: Mapping[str, Any],
+        record: Record,
+        access: Access,
+        slo: ServingSLO | None,
+        verdicts: list[Verdict],
+        figures: Figures,
+        decisions: list[Decision],
+    ) -> None:
+        """Writes the status when that is due, and tells what changed."""
+        metadata, before = document["metadata"], document.get("status") or {}
+        missing = tuple(str(right) for right in access.lacks(metadata["namespace"]))
+        verdicts = [status.ready(verdicts, missing, _as_asked(slo)), *verdicts]
+        self._show(metadata, verdicts, record)
+        now, at = self._clock(), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        generation = int(metadata.get("generation", 0))
+        listed = status.conditions(verdicts, before, generation, at)
+        after = status.build(slo, listed, figures, status.decided(before, decisions, at), generation)
+        for key in ("observed", "classes"):
+            if figures.traffic is None and key in before:
+                after[key] = before[key]
+        if not status.worth_writing(before, after, now - record.refreshed):
+            return
+        if not self._may_write():
+            raise NotLeading
+        path = f"/apis/{GROUP}/{VERSION}/namespaces/{metadata['namespace']}/{PLURAL}/{metadata['name']}/status"
+        try:
+            answer = await self._kube.patch(path, {"status": status.merge_patch(before, after)})
+        except ApiError as error:
+            if error.forbidden:
+                await self._events.warn(document, "MissingPermission", f"the status cannot be written: {error.message}", at)
+            if not error.missing:
+                raise
+            return
+        record.refreshed = now
+        self._store.slos.put(answer)
+        await self._events.tell(document, verdicts, decisions, before, at)
+
+    def _show(self, metadata: Mapping[str, Any], verdicts: list[Verdict], record: Record) -> None:
+        for verdict in verdicts:
+            record.shown.add(verdict.kind)
+            CONDITION.labels(metadata["namespace"], metadata["name"], verdict.kind).set(-1 if verdict.holds is None else int(verdict.holds))
+
+    def forget(self, key: Key, record: Record) -> None:
+        """The object is gone: its figures leave /metrics. Nothing in the cluster is touched."""
+        for kind in record.shown:
+            CONDITION.remove(*key, kind)
+
+
+def _recommended(document: Mapping[str, Any], slo: ServingSLO) -> Knobs | None:
+    """What was recommended last, read back from the status, so that a restart recommends the same."""
+    desired = (document.get("status") or {}).get("desired")
+    if slo.mode is not Mode.RECOMMEND or not desired:
+        return None
+    return Knobs(desired.get("maxNumSeqs"), desired.get("prefillTokenBudget"))
+
+
+def _recommendations(wanted: Plan, document: Mapping[str, Any]) -> list[Decision]:
+    """What is recommended now and was not before."""
+    before = (document.get("status") or {}).get("desired") or {}
+    made = [Decision("SetKnobs", "KnobsRecommended", action.message) for action in wanted.actions if isinstance(action, SetKnobs)]
+    if not wanted.held and wanted.replicas not in (None, before.get("replicas")):
+        made.append(Decision("Scale", "ReplicasRecommended", f"{wanted.replicas} replicas: {wanted.replicas_message}"))
+    return made
+
+
+def _about_scaling(verdict: Verdict, slo: ServingSLO, refused: ApiError | None, access: Access) -> Verdict:
+    """ScalingActive, knowing also what may be and was carried out."""
+    if not verdict.holds:
+        return verdict
+    lacking = ", ".join(scaling_rights(access, slo))
+    if paused(slo):
+        return Verdict(verdict.kind, False, "Paused", "the object is paused: replicas stay as they are")
+    if slo.mode is not Mode.ENFORCE:
+        return Verdict(verdict.kind, False, "NotEnforced", f"spec.mode is {slo.mode.value}: replicas stay as they are")
+    if lacking:
+        return Verdict(verdict.kind, False, "Forbidden", f"the operator's account may not {lacking}: grant it")
+    if refused is not None:
+        return Verdict(verdict.kind, False, "Refused", f"the scale could not be set: {refused.message}")
+    return verdict
+
+
+def _as_asked(slo: ServingSLO | None) -> Verdict:
+    if slo is not None and paused(slo):
+        return Verdict("Ready", True, "Paused", "paused: promises are measured and nothing is applied")
+    mode = slo.mode if slo is not None else Mode.ENFORCE
+    words = {
+        Mode.OBSERVE: ("Observing", "promises are measured; nothing is recommended or applied"),
+        Mode.RECOMMEND: ("Recommending", "status.desired says what would be set; nothing is applied"),
+        Mode.ENFORCE: ("Enforcing", "knobs and replicas are managed within spec.bounds"),
+    }
+    return Verdict("Ready", True, *words[mode])

@@ -1,0 +1,74 @@
+"""Whether the cluster's ServingSLO schema is the one this operator was made for.
+
+An older schema drops fields it does not know: what users write is lost without a word, and a status that never reads back as written would
+be written for ever. So an older one is refused, with the command that upgrades it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headway_core.contract import GROUP, VERSION
+from headway_core.slo import KIND
+
+from headway_operator.kube import ApiError, Kube
+
+UPGRADE = "kubectl apply --server-side -f crds/servingslos.headway.dev.yaml"
+
+_OBSERVED = ("attainment", "class", "requestRate", "shed", "tpot", "ttft")
+_RANGES = tuple(f"spec.bounds.{knob}.{side}" for knob in ("replicas", "maxNumSeqs", "prefillTokenBudget") for side in ("min", "max"))
+_OBJECTIVES = ("ttft.target", "ttft.percentile", "ttft.perThousandPromptTokens", "tpot.target", "tpot.percentile")
+_CLASS = ("name", "priority", "shares", "serviceTiers", "maxQueueTime", *(f"objectives.{field}" for field in _OBJECTIVES))
+_SPEC = (
+    *("spec.mode", "spec.defaultClass", "spec.gatewayRef.name", "spec.serviceRef.name", "spec.serviceRef.port"),
+    *("spec.targetRef.apiVersion", "spec.targetRef.kind", "spec.targetRef.name"),
+    *("spec.evaluation.window", "spec.evaluation.minSamples"),
+    *("spec.behavior.scaleUp.stabilizationWindow", "spec.behavior.scaleDown.stabilizationWindow"),
+)
+_CONDITION = ("type", "status", "reason", "message", "lastTransitionTime", "observedGeneration")
+_APPLIED = ("maxNumSeqs", "prefillTokenBudget", "replicas", "policyRevision", "acknowledgedReplicas")
+
+FIELDS = frozenset(
+    (
+        *_SPEC,
+        *_RANGES,
+        *(f"spec.objectives.{field}" for field in _OBJECTIVES),
+        *(f"spec.classes.{field}" for field in _CLASS),
+        *("status.observedGeneration", "status.replicas", "status.readyReplicas"),
+        *(f"status.conditions.{field}" for field in _CONDITION),
+        *(f"status.observed.{field}" for field in _OBSERVED),
+        *(f"status.classes.{field}" for field in _OBSERVED),
+        *(f"status.desired.{field}" for field in ("maxNumSeqs", "prefillTokenBudget", "replicas")),
+        *(f"status.applied.{field}" for field in _APPLIED),
+        *(f"status.decisions.{field}" for field in ("time", "action", "reason", "message")),
+    )
+)
+"""Every leaf that this operator reads or writes."""
+
+
+async def complaint(kube: Kube) -> str | None:
+    """None when the served schema knows every field; else what is wrong and what to do. Raises ApiError when it cannot be read."""
+    try:
+        document = await kube.get(f"/openapi/v3/apis/{GROUP}/{VERSION}")
+    except ApiError as error:
+        if error.missing:
+            return f"the ServingSLO CRD is not installed: {UPGRADE}"
+        raise
+    found = [schema for name, schema in document.get("components", {}).get("schemas", {}).items() if name.endswith(f".{KIND}")]
+    if not found:
+        return f"the ServingSLO CRD is not installed: {UPGRADE}"
+    lacking = sorted(FIELDS - leaves(found[0]))
+    if not lacking:
+        return None
+    more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+    return f"the ServingSLO CRD in this cluster is older than this operator: it lacks {', '.join(lacking[:3])}{more}. Upgrade it: {UPGRADE}"
+
+
+def leaves(schema: Mapping[str, Any], path: str = "") -> frozenset[str]:
+    """Dotted paths of every leaf property; items of a list have the list's path."""
+    schema = schema.get("items", schema)
+    properties = schema.get("properties", {})
+    if not properties:
+        return frozenset((path,))
+    return frozenset().union(*(leaves(child, f"{path}.{name}" if path else name) for name, child in properties.items()))

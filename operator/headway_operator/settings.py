@@ -1,0 +1,132 @@
+"""The operator's flags, checked before anything starts. There are no environment variables to guess, besides those of Kubernetes itself."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import uuid
+from dataclasses import dataclass, field
+
+from headway_core.contract import CONTROL_PORT
+from headway_core.durations import parse_duration
+from headway_core.errors import SpecError
+
+_HELP = """\
+Keeps the promises of ServingSLO objects: observes gateways and runtimes, plans, and sets max_num_seqs, the prefill
+token budget and replicas.
+
+It needs the ServingSLO CRD (crds/servingslos.headway.dev.yaml), rights to what it watches and sets (the chart's roles
+list them, and what is missing is named in a condition), and for each gateway an empty ConfigMap <gateway>-policy that
+gateway and runtimes mount.
+
+Any number of operators may run: one holds the lease and acts, the others stand by. An operator that is gone leaves
+knobs and replicas where they are; so does a ServingSLO that is deleted.
+"""
+_EXAMPLES = """\
+examples:
+  headway-operator --namespace prod --lease-namespace prod         one namespace, with a bare Role
+  headway-operator --lease-namespace headway-system                every namespace, with a ClusterRole
+  KUBECONFIG=~/.kube/config headway-operator --namespace dev       from a terminal, with your own rights
+"""
+_NAME = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that a person may choose. Durations in seconds."""
+
+    namespaces: tuple[str, ...] = ()
+    """Empty: every namespace."""
+    lease_namespace: str = "default"
+    lease_name: str = "headway-operator"
+    identity: str = field(default_factory=lambda: f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}")
+    interval: float = 5.0
+    report_timeout: float = 2.0
+    drain_budget: float = 120.0
+    host: str = "0.0.0.0"  # noqa: S104 -- probes and Prometheus come from other addresses
+    port: int = CONTROL_PORT
+    concurrency: int = 32
+    log_level: str = "INFO"
+
+    @property
+    def stale_after(self) -> float:
+        """A report older than three intervals is stale."""
+        return 3 * self.interval
+
+
+def parse(arguments: list[str] | None = None) -> Settings:
+    """The flags as settings. A bad one ends the process with status 2 and a message that names it."""
+    defaults = Settings()
+    parser = argparse.ArgumentParser(
+        prog="headway-operator", description=_HELP, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--namespace", action="append", type=_name, metavar="NAME", help="serve this namespace; repeatable (default: all)")
+    parser.add_argument(
+        "--lease-namespace", type=_name, metavar="NAME", help="where the lease lies (default: the first --namespace, else the pod's own)"
+    )
+    parser.add_argument(
+        "--lease-name",
+        type=_name,
+        default=defaults.lease_name,
+        metavar="NAME",
+        help="operators with the same lease take turns (%(default)s)",
+    )
+    parser.add_argument("--interval", type=_seconds, default=5.0, metavar="5s", help="how often each object is looked at (default 5s)")
+    parser.add_argument("--report-timeout", type=_seconds, default=2.0, metavar="2s", help="how long a pod may take to report (default 2s)")
+    parser.add_argument(
+        "--drain-budget",
+        type=_seconds,
+        default=120.0,
+        metavar="2m",
+        help="how long a cordoned replica may take to become idle (default 2m)",
+    )
+    parser.add_argument("--host", default=defaults.host, help="address of /metrics and /healthz (default %(default)s)")
+    parser.add_argument("--port", type=int, default=defaults.port, help="port of /metrics and /healthz, 0: any (default %(default)s)")
+    parser.add_argument(
+        "--concurrency", type=int, default=defaults.concurrency, help="objects looked at side by side (default %(default)s)"
+    )
+    parser.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default=defaults.log_level)
+    given = parser.parse_args(arguments)
+    if not 0 <= given.port <= 65535:
+        parser.error(f"argument --port: must be from 0 to 65535, not {given.port}")
+    if given.concurrency < 1:
+        parser.error(f"argument --concurrency: must be at least 1, not {given.concurrency}")
+    namespaces = tuple(dict.fromkeys(given.namespace or ()))
+    return Settings(
+        namespaces=namespaces,
+        lease_namespace=given.lease_namespace or (namespaces[0] if namespaces else _own_namespace()),
+        lease_name=given.lease_name,
+        interval=given.interval,
+        report_timeout=given.report_timeout,
+        drain_budget=given.drain_budget,
+        host=given.host,
+        port=given.port,
+        concurrency=given.concurrency,
+        log_level=given.log_level,
+    )
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text) or len(text) > 63:
+        raise argparse.ArgumentTypeError(f"must be at most 63 lower-case letters, digits and '-', not {text!r}")
+    return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except SpecError as error:
+        raise argparse.ArgumentTypeError(error.reason) from None
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"must be more than 0s, not {text}")
+    return seconds
+
+
+def _own_namespace() -> str:
+    try:
+        with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace", encoding="utf-8") as file:
+            return file.read().strip() or "default"
+    except OSError:
+        return "default"

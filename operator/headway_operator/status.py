@@ -1,0 +1,230 @@
+"""From what was observed and decided to the object's status. Pure; every condition is true when things are as they should be.
+
+Steady means silent: a status is written at once when a condition, a knob, a count of replicas or a decision changes; figures are refreshed
+at most every 30 s, and only when one moved by more than a tenth. So a message's wording follows its state, and its numbers ride along.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway_core.contract import Knobs
+from headway_core.durations import format_duration
+from headway_core.planning.snapshot import ClassTraffic, Traffic
+from headway_core.planning.verdicts import Verdict
+from headway_core.slo import Objectives, ServingSLO
+
+REFRESH = 30.0
+"""Seconds between refreshes of figures."""
+NOTABLE = 0.1
+"""A figure that moved by no more than this is the same."""
+DECISIONS = 5
+
+ORDER = (
+    *("Ready", "Accepted", "TargetResolved", "MetricsAvailable", "KnobsApplied"),
+    *("ScalingActive", "WithinBounds", "Feasible", "SLOMet"),
+)
+"""Conditions in the order in which `kubectl describe` should tell the story."""
+UNDECIDED = ("MetricsAvailable", "KnobsApplied", "ScalingActive", "WithinBounds", "Feasible", "SLOMet")
+"""What nothing can be said about while the target is not resolved."""
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_WORD = {True: "True", False: "False", None: "Unknown"}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One thing that was decided; `action` is its kind."""
+
+    action: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The parts of a status beside conditions and decisions; None: nothing can be said now."""
+
+    replicas: int | None = None
+    ready: int | None = None
+    traffic: Traffic | None = None
+    desired: Knobs | None = None
+    desired_replicas: int | None = None
+    applied: Knobs | None = None
+    applied_replicas: int | None = None
+    revision: int | None = None
+    acknowledged: int | None = None
+
+
+def ready(verdicts: Iterable[Verdict], missing: Iterable[str], otherwise: Verdict) -> Verdict:
+    """Ready: the first condition that keeps the object from being managed as it asks; `otherwise` when there is none."""
+    known = {verdict.kind: verdict for verdict in verdicts}
+    for kind in ("Accepted", "TargetResolved"):
+        if kind in known and known[kind].holds is not True:
+            return Verdict("Ready", known[kind].holds, known[kind].reason, known[kind].message)
+    rights = ", ".join(missing)
+    if rights:
+        return Verdict("Ready", False, "MissingPermission", f"the operator's account may not {rights}: grant it; the rest goes on")
+    for kind, excused in (("MetricsAvailable", ()), ("Feasible", ()), ("KnobsApplied", ("NotEnforced", "Paused"))):
+        verdict = known.get(kind)
+        if verdict is not None and verdict.holds is False and verdict.reason not in excused:
+            return Verdict("Ready", False, verdict.reason, verdict.message)
+    metrics = known.get("MetricsAvailable")
+    if metrics is not None and metrics.holds is None:
+        return Verdict("Ready", None, metrics.reason, metrics.message)
+    return otherwise
+
+
+def conditions(verdicts: Iterable[Verdict], before: Mapping[str, Any], generation: int, now: str) -> list[dict[str, Any]]:
+    """The verdicts as conditions; lastTransitionTime moves only when the status does."""
+    old = {condition["type"]: condition for condition in before.get("conditions") or ()}
+    made = []
+    for verdict in sorted(verdicts, key=lambda known: ORDER.index(known.kind)):
+        word = _WORD[verdict.holds]
+        known = old.get(verdict.kind, {})
+        since = known.get("lastTransitionTime", now) if known.get("status") == word else now
+        made.append(
+            {
+                "type": verdict.kind,
+                "status": word,
+                "reason": verdict.reason,
+                "message": verdict.message,
+                "lastTransitionTime": since,
+                "observedGeneration": generation,
+            }
+        )
+    return made
+
+
+def keep_while_warming(verdicts: Iterable[Verdict], before: Mapping[str, Any], generation: int) -> list[Verdict]:
+    """In the first window after a start, what was known before outweighs what is not known yet: a restart changes no condition.
+
+    Only verdicts that follow from counting over a window are kept, only those about the same generation, and none against bad news.
+    """
+    old = {condition["type"]: condition for condition in before.get("conditions") or ()}
+
+    def kept(verdict: Verdict) -> Verdict:
+        known = old.get(verdict.kind, {})
+        counted = verdict.kind in ("SLOMet", "WithinBounds") or verdict.reason in ("FirstReading", "NoTraffic")
+        said = known.get("status") in ("True", "False") and known.get("observedGeneration") == generation
+        if not counted or not said or verdict.holds is False:
+            return verdict
+        return Verdict(verdict.kind, known["status"] == "True", known["reason"], known["message"])
+
+    return [kept(verdict) for verdict in verdicts]
+
+
+def build(
+    slo: ServingSLO | None, listed: list[dict[str, Any]], figures: Figures, decisions: list[dict[str, Any]], generation: int
+) -> dict[str, Any]:
+    """The whole status; what cannot be said is left out."""
+    status: dict[str, Any] = {"observedGeneration": generation, "conditions": listed}
+    _set(status, "replicas", figures.replicas)
+    _set(status, "readyReplicas", figures.ready)
+    if slo is not None and figures.traffic is not None:
+        status["classes"] = [_observed(known.name, known.objectives, figures.traffic, slo.min_samples) for known in slo.classes]
+        status["observed"] = _worst(status["classes"])
+    if figures.desired is not None:
+        desired = _knobs(figures.desired)
+        _set(desired, "replicas", figures.desired_replicas)
+        if desired:
+            status["desired"] = desired
+    if figures.applied is not None:
+        applied = _knobs(figures.applied)
+        _set(applied, "replicas", figures.applied_replicas)
+        _set(applied, "policyRevision", figures.revision)
+        _set(applied, "acknowledgedReplicas", figures.acknowledged)
+        status["applied"] = applied
+    if decisions:
+        status["decisions"] = decisions[:DECISIONS]
+    return status
+
+
+def decided(before: Mapping[str, Any], taken: Iterable[Decision], now: str) -> list[dict[str, Any]]:
+    """The decisions to show, newest first. One that only repeats the newest of its kind is not told twice."""
+    listed = list(before.get("decisions") or ())
+    for decision in taken:
+        message = decision.message[:512]
+        last = next((entry for entry in listed if entry["action"] == decision.action), None)
+        if last is None or (last["reason"], last["message"]) != (decision.reason, message):
+            listed.insert(0, {"time": now, "action": decision.action, "reason": decision.reason, "message": message})
+    return listed[:DECISIONS]
+
+
+def worth_writing(before: Mapping[str, Any], after: Mapping[str, Any], since_refresh: float) -> bool:
+    """Whether this status must replace the other one now."""
+    if _firm(before) != _firm(after):
+        return True
+    return since_refresh >= REFRESH and _moved(_loose(before), _loose(after))
+
+
+def merge_patch(before: Any, after: Mapping[str, Any]) -> dict[str, Any]:
+    """The merge patch that makes `before` into `after`: what is gone is null."""
+    patch: dict[str, Any] = {key: None for key in before if key not in after} if isinstance(before, Mapping) else {}
+    for key, value in after.items():
+        old = before.get(key) if isinstance(before, Mapping) else None
+        if isinstance(value, Mapping):
+            if deeper := merge_patch(old, value):
+                patch[key] = deeper
+        elif value != old:
+            patch[key] = value
+    return patch
+
+
+def _set(target: dict[str, Any], key: str, value: object) -> None:
+    if value is not None:
+        target[key] = value
+
+
+def _knobs(knobs: Knobs) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    _set(made, "maxNumSeqs", knobs.max_num_seqs)
+    _set(made, "prefillTokenBudget", knobs.prefill_token_budget)
+    return made
+
+
+def _observed(name: str, objectives: Objectives, traffic: Traffic, min_samples: int) -> dict[str, Any]:
+    counted = traffic.classes.get(name, ClassTraffic(name))
+    rate = counted.offered / traffic.seconds
+    made: dict[str, Any] = {"class": name, "requestRate": f"{rate:.1f}" if rate >= 1 else f"{rate:.2f}"}
+    for figure, objective, histogram in (("ttft", objectives.ttft, counted.ttft), ("tpot", objectives.tpot, counted.tpot)):
+        if histogram.total >= min_samples:
+            value = histogram.quantile((objective.percentile if objective else 95.0) / 100)
+            _set(made, figure, None if value is None else format_duration(max(0.001, value)))
+    if sum(counted.outcomes.values()) >= min_samples:
+        _set(made, "attainment", None if counted.attainment is None else f"{counted.attainment:.3f}")
+    if counted.offered:
+        made["shed"] = f"{counted.shed / counted.offered:.2f}"
+    return made
+
+
+def _worst(classes: list[dict[str, Any]]) -> dict[str, Any]:
+    """The class with the lowest attainment; the first, which has the highest priority, where none is known."""
+    known = [entry for entry in classes if "attainment" in entry]
+    return min(known, key=lambda entry: float(entry["attainment"])) if known else classes[0]
+
+
+def _firm(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What counts at once: everything but figures, and conditions without the numbers in their messages."""
+    kept = {key: value for key, value in status.items() if key not in ("observed", "classes")}
+    kept["conditions"] = [
+        {**condition, "message": _NUMBER.sub("#", condition.get("message", ""))} for condition in status.get("conditions") or ()
+    ]
+    return kept
+
+
+def _loose(status: Mapping[str, Any]) -> list[str]:
+    """What may wait: figures and messages, as text."""
+    classes = status.get("classes") or ()
+    figures = [f"{key} {value}" for entry in classes for key, value in sorted(entry.items()) if key != "class"]
+    return [*figures, *(condition.get("message", "") for condition in status.get("conditions") or ())]
+
+
+def _moved(before: list[str], after: list[str]) -> bool:
+    if [_NUMBER.sub("#", text) for text in before] != [_NUMBER.sub("#", text) for text in after]:
+        return True
+    numbers = zip(_NUMBER.findall(" ".join(before)), _NUMBER.findall(" ".join(after)), strict=True)
+    return any(abs(float(new) - float(old)) > NOTABLE * max(abs(float(old)), abs(float(new))) for old, new in numbers)

@@ -1,0 +1,111 @@
+"""From one ServingSLO to everything it points at, or to what is wrong with it in words that say what to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway_core.contract import LABEL_RUNTIME, policy_config_map
+from headway_core.errors import SpecError
+from headway_core.planning.verdicts import Verdict
+from headway_core.slo import ServingSLO
+
+from headway_operator.access import Access
+from headway_operator.resources import Deployment, Pod, Service
+from headway_operator.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Everything that one accepted ServingSLO points at."""
+
+    slo: ServingSLO
+    deployment: Deployment
+    service: Service
+    gateway: str
+    runtimes: tuple[Pod, ...]
+    gateways: tuple[Pod, ...]
+
+    @property
+    def config_map(self) -> str:
+        """Name of the ConfigMap that carries its policy."""
+        return policy_config_map(self.gateway)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The outcome: `target` when both conditions hold, `slo` as soon as the spec could be read."""
+
+    accepted: Verdict
+    resolved: Verdict
+    slo: ServingSLO | None = None
+    target: Target | None = None
+
+
+def resolve(document: Mapping[str, Any], store: Store, access: Access) -> Resolution:
+    """Validates the object and finds its target, Service, gateway and pods among what the watches have shown."""
+    unresolved = Verdict("TargetResolved", None, "NotAccepted", "the object is not accepted, so its target was not looked for")
+    try:
+        slo = ServingSLO.parse(document)
+    except SpecError as error:
+        return Resolution(Verdict("Accepted", False, "InvalidSpec", f"{error}; the last good settings stay"), unresolved)
+    owner = _owner(document, slo, store)
+    if owner is not None:
+        message = (
+            f"Deployment {slo.target_name} belongs to the older ServingSLO {owner}: delete one of the two, or point this one elsewhere"
+        )
+        return Resolution(Verdict("Accepted", False, "TargetOwned", message), unresolved, slo)
+    accepted = Verdict("Accepted", True, "Accepted", "the spec is valid and the target is its own")
+    found = _find(slo, store, access)
+    if isinstance(found, Target):
+        where = f"Deployment {slo.target_name}, Service {slo.service_name} and gateway {found.gateway} are there"
+        return Resolution(accepted, Verdict("TargetResolved", True, "Resolved", where), slo, found)
+    reason, message = found
+    return Resolution(accepted, Verdict("TargetResolved", False, reason, message), slo)
+
+
+def _owner(document: Mapping[str, Any], slo: ServingSLO, store: Store) -> str | None:
+    """Name of the ServingSLO that was first on the same Deployment; None when this one was."""
+    mine = _seniority(document)
+    for other in store.slos.within(slo.namespace):
+        spec = other.get("spec") or {}
+        if (spec.get("targetRef") or {}).get("name") == slo.target_name and _seniority(other) < mine:
+            return str(other["metadata"]["name"])
+    return None
+
+
+def _seniority(document: Mapping[str, Any]) -> tuple[str, str]:
+    metadata = document["metadata"]
+    return metadata.get("creationTimestamp", ""), metadata["name"]
+
+
+def _find(slo: ServingSLO, store: Store, access: Access) -> Target | tuple[str, str]:
+    lacking = access.lacks(slo.namespace, "TargetResolved")
+    if lacking:
+        return "Forbidden", f"the operator's account may not {', '.join(map(str, lacking))} in namespace {slo.namespace}: grant it"
+    deployment = store.deployments.get(slo.namespace, slo.target_name)
+    if deployment is None:
+        return (
+            "DeploymentNotFound",
+            f"there is no Deployment {slo.target_name} in namespace {slo.namespace}: create it; it is found by itself",
+        )
+    service = store.services.get(slo.namespace, slo.service_name)
+    if service is None:
+        return (
+            "ServiceNotFound",
+            f"there is no Service {slo.service_name}: create a headless one before the target, or name it in spec.serviceRef",
+        )
+    if not service.selects(deployment.labels):
+        return (
+            "ServiceSelectsOthers",
+            f"the pods of {slo.target_name} lack the labels that Service {slo.service_name} selects: {dict(service.selector) or 'none'}",
+        )
+    if LABEL_RUNTIME not in deployment.labels:
+        return "NotARuntime", f"the pod template of {slo.target_name} lacks the label {LABEL_RUNTIME}: {slo.target_name}; the chart sets it"
+    if slo.gateway_name is None:
+        return "GatewayNotSet", "spec.gatewayRef is not set: promises are measured, and policies delivered, through a gateway"
+    gateway = store.services.get(slo.namespace, slo.gateway_name)
+    if gateway is None:
+        return "GatewayNotFound", f"there is no Service {slo.gateway_name}: install the gateway, or correct spec.gatewayRef"
+    return Target(slo, deployment, service, slo.gateway_name, tuple(store.pods_behind(service)), tuple(store.pods_behind(gateway)))
