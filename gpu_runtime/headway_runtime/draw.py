@@ -58,6 +58,20 @@ def ordered(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return -(keys >> 32).int().view(torch.float32), keys & 0xFFFFFFFF
 
 
+def reach(shifted: Tensor, weights: Tensor, total: Tensor, top_k: int, top_p: float, vocab_size: int) -> Tensor:
+    """Columns (n,) of one row, (W,) each, that hold all survivors of its top-k and top-p, mostly few more. Waits for the device.
+
+    Top-k: the k groups with the largest maxima hold k values of at least the least of these maxima. Top-p: tokens of less than
+    (1 - p) / V of the total have less than 1 - p of it all together, so the cut lies before them (halved here to be safe from rounding).
+    """
+    if top_k >= vocab_size:
+        return (weights > 0.5 * (1.0 - top_p) / vocab_size * total).nonzero().squeeze(1)
+    peaks = shifted.view(-1, _GROUP).amax(-1)  # (W / 32,)
+    if top_k > len(peaks):
+        return torch.arange(vocab_size, device=shifted.device)
+    return (shifted[:vocab_size] >= peaks.topk(top_k, sorted=False).values.amin()).nonzero().squeeze(1)
+
+
 def mass(weights: Tensor) -> Tensor:
     """Cumulative sums of the blocks of each row: (R, W) float32 → (R, W / BLOCK) float64; the last column is the total."""
     rows, width = weights.shape

@@ -73,8 +73,8 @@ DRAWS = {
 
 @pytest.mark.parametrize("params", DRAWS.values(), ids=DRAWS.keys())
 def test_tokens_follow_the_distribution_that_was_asked_for(params: SamplingParams) -> None:
-    """Total variation between 20,000 draws and the definition stays within what chance allows."""
-    draws = 20_000
+    """Total variation between 6,000 draws and the definition stays within what chance allows."""
+    draws = 6_000
     logits = logits_of(1)
     expected = kept_distribution(logits[0], params)
     rows = 64
@@ -89,6 +89,22 @@ def test_tokens_follow_the_distribution_that_was_asked_for(params: SamplingParam
     # E|X - np| <= sqrt(np(1 - p)), so half the sum of sqrt(p / n) bounds the expected distance; a quarter more is out of chance's reach.
     allowed = 1.25 * 0.5 * np.sqrt(expected / counts.sum()).sum()
     assert 0.5 * np.abs(observed - expected).sum() < allowed
+
+
+@pytest.mark.parametrize("params", [*DRAWS.values(), SamplingParams(seed=1, top_k=100), SamplingParams(seed=1, top_k=100, top_p=0.5)])
+def test_tokens_are_the_inverse_cdf_in_the_documented_order(params: SamplingParams) -> None:
+    """Against float64 from the definition, in a vocabulary wide enough for groups, blocks and cuts beyond the candidates."""
+    vocab, draws = 8192, 256
+    row = logits_of(1, vocab, scale=1.0)[0]
+    q = kept_distribution(row, params)
+    sorted_order = params.top_p < 1.0 or params.top_k > 0
+    order = np.lexsort((np.arange(vocab), -row.numpy())) if sorted_order else np.arange(vocab)
+    keys = np.array([stream_key(params.seed or 0, choice) for choice in range(draws)])
+    numbers = uniforms(keys, np.zeros(draws, dtype=np.int64))
+    expected = order[np.searchsorted(np.cumsum(q[order]), numbers, side="right")]
+    ids = sample_once(row.expand(draws, -1), [dataclasses.replace(params, choice=choice) for choice in range(draws)])
+    assert len(set(ids.tolist())) > 10
+    assert (ids == expected).mean() > 0.99  # float32 weights may move a number that lies on an edge
 
 
 MIXED = [
@@ -107,7 +123,7 @@ MIXED = [
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_gives_the_same_tokens_alone_and_beside_31_neighbours(vocab: int, threads: int) -> None:
     torch.set_num_threads(threads)
-    rows, steps = 32, 6
+    rows, steps = 32, 4
     params = [MIXED[row % len(MIXED)] for row in range(rows)]
     prompts = [[row, row + 1, row + 1] for row in range(rows)]
     together = Sampler(rows, vocab)
@@ -314,12 +330,12 @@ def test_no_vocabulary_is_sorted_for_a_batch_that_does_not_need_it(monkeypatch: 
     lean()
     ratio = seconds(naive) / min(seconds(lean) for _ in range(3))
     assert widths and max(widths) == draw.CANDIDATES
-    assert ratio > 5.0  # about 40 on an idle core
+    assert ratio > 5.0  # 30 to 50 on an idle core
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_draws_what_the_cpu_draws_and_waits_once() -> None:
+def test_cuda_draws_what_the_cpu_draws() -> None:
     rows = 32
     params = [MIXED[row % len(MIXED)] for row in range(rows)]
     logits = logits_of(rows, 49152)
