@@ -16,7 +16,6 @@ GREEDY_BELOW = 1e-6
 MAX_TEMPERATURE = 100.0
 MAX_LOGPROBS = 20
 MAX_STOP_TOKENS = 64
-MAX_BIASES = 1024
 BIAS_LIMIT = 100.0
 SEED_RANGE = (-(2**63), 2**63 - 1)
 
@@ -157,8 +156,6 @@ def _stop_ids(value: object) -> tuple[int, ...]:
 def _bias_pairs(value: object) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, list | tuple):
         raise RequestError(f"must be (token id, bias) pairs, not {type(value).__name__}", "logit_bias")
-    if len(value) > MAX_BIASES:
-        raise RequestError(f"holds {len(value)} entries, at most {MAX_BIASES} are allowed", "logit_bias")
     pairs: dict[int, float] = {}
     for pair in value:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
