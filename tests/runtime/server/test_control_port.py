@@ -1,0 +1,135 @@
+"""What a replica says about itself: report, readiness, metrics with closed labels and true histograms, and answers while a step computes."""
+
+import json
+import random
+import re
+import statistics
+import threading
+import time
+
+import httpx
+import pytest
+from headway_core import contract
+from headway_core.contract import ReplicaState
+
+
+def test_the_report_says_what_the_replica_is(runtime):
+    report = runtime.load()
+    assert (report.model, report.pool, report.state) == ("tiny", "default", ReplicaState.READY)
+    assert (report.capacity.max_num_seqs, report.capacity.prefill_token_budget) == (8, 64)
+    assert (report.capacity.max_model_len, report.capacity.total_blocks, report.capacity.block_size) == (4096, 1024, 16)
+    assert report.policy is None and report.free_slots == 8
+    assert runtime.load().seq > report.seq and runtime.load().boot_id == report.boot_id
+    assert runtime.client.get(f"{runtime.control}/policy").status_code == 404
+    assert runtime.client.get(f"{runtime.control}/ready").json() == {"status": "ready"}
+
+
+def test_every_answer_carries_the_load_hint_and_dispatch_numbers_come_back(runtime):
+    headers = {"x-headway-dispatch": "gw-1:41"}
+    answer = runtime.client.post(f"{runtime.url}/v1/completions", json={"prompt": "A", "max_tokens": 1}, headers=headers)
+    assert contract.load_hint(answer.headers["x-headway-load"]).dispatched["gw-1"] == 41
+    refused = runtime.client.post(f"{runtime.url}/v1/completions", json={}, headers={"x-headway-dispatch": "gw-1:43"})
+    assert refused.status_code == 400 and "x-headway-load" in refused.headers
+    runtime.client.post(f"{runtime.url}/v1/completions", json={"prompt": "A", "max_tokens": 1}, headers={"x-headway-dispatch": "gw-1:42"})
+    assert runtime.load().dispatched["gw-1"] == 43
+    for odd in ("x", ":", "gw:", "gw:-1", "gw:1.5", "é:1"):
+        runtime.client.post(f"{runtime.url}/v1/completions", json={"prompt": "A", "max_tokens": 1}, headers={"x-headway-dispatch": odd.encode()})
+    assert set(runtime.load().dispatched) <= {"gw-1"}
+
+
+def test_a_prefix_of_another_request_is_reused_but_never_across_tenants(runtime):
+    prompt = [random.Random(11).randrange(5, 260) for _ in range(100)]
+
+    def cached(tenant):
+        headers = {"x-headway-tenant": tenant} if tenant else {}
+        answer = runtime.client.post(f"{runtime.url}/v1/completions", json={"prompt": prompt, "max_tokens": 2}, headers=headers)
+        assert answer.headers["x-headway-prompt-tokens"] == "100"
+        assert int(answer.headers["x-headway-cached-tokens"]) == answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return int(answer.headers["x-headway-cached-tokens"])
+
+    assert [cached("a"), cached("a"), cached("b"), cached(None), cached("b"), cached(None)] == [0, 96, 0, 0, 96, 96]
+
+
+def test_several_choices_share_one_prefill(runtime):
+    prompt = [random.Random(12).randrange(5, 260) for _ in range(160)]
+    before = runtime.metric("headway_engine_prompt_tokens_total", source="computed")
+    usage = runtime.completion(prompt=prompt, n=4, max_tokens=3, ignore_eos=True).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (160, 12, 0)
+    runtime.assert_idle()
+    assert runtime.metric("headway_engine_prompt_tokens_total", source="computed") - before <= 160 + 3 * 16
+
+
+def series(runtime):
+    return {line.rsplit(" ", 1)[0] for line in runtime.metrics().splitlines() if line and not line.startswith("#")}
+
+
+def test_nothing_that_a_client_sends_becomes_a_label(runtime):
+    runtime.completion(prompt="A", max_tokens=2)
+    before = series(runtime)
+    draw = random.Random(3)
+    with httpx.Client(timeout=60) as client:
+        for _ in range(400):
+            word = "".join(draw.choices("abcdefghij", k=8))
+            client.post(f"{runtime.url}/v1/completions", json={"model": word, "prompt": "A", "user": word})
+            client.request(word.upper(), f"{runtime.url}/v1/x{word}")
+            headers = {"x-headway-class": word, "x-headway-priority": str(draw.randrange(-1000, 1000)), "x-request-id": word}
+            client.post(f"{runtime.url}/v1/completions", json={"prompt": "A", "max_tokens": 1}, headers={**headers, "x-headway-tenant": word})
+    after = series(runtime)
+    assert len(after - before) < 20
+    assert len(runtime.metrics()) < 1_000_000
+    assert {name for name in after if 'class="' in name} == {name for name in after if 'class="other"' in name}
+
+
+def test_histograms_count_requests_and_gaps_as_they_say(runtime):
+    def counts():
+        names = ("headway_engine_ttft_seconds_count", "headway_engine_itl_seconds_count")
+        return [runtime.metric(name, **{"class": "other"}) for name in names] + [runtime.metric("headway_engine_output_tokens_total")]
+
+    before = counts()
+    runtime.completion(prompt="hello", n=4, max_tokens=5, ignore_eos=True)
+    runtime.assert_idle()
+    assert [b - a for a, b in zip(before, counts(), strict=True)] == [1, 16, 20], "one request, four gaps for each of four choices"
+    bounds = [float(bound) for bound in re.findall(r'headway_engine_ttft_seconds_bucket\{class="other",le="([0-9.e+]+)"', runtime.metrics())]
+    assert bounds[0] <= 0.001 and bounds[-1] >= 3600
+    assert all(b / a < 1.2 for a, b in zip(bounds, bounds[1:], strict=False))
+
+
+def test_the_documentation_lists_every_route(runtime):
+    paths = runtime.client.get(f"{runtime.url}/openapi.json").json()["paths"]
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"} <= set(paths)
+    assert all(set(methods) <= {"get"} for path, methods in runtime.client.get(f"{runtime.control}/openapi.json").json()["paths"].items())
+    preflight = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    answer = runtime.client.options(f"{runtime.url}/v1/completions", headers=preflight)
+    assert answer.status_code == 405 and not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.fixture(scope="module")
+def heavy(start_runtime, tiny_checkpoint, tmp_path_factory):
+    """A model whose prefill chunks take about half a second each."""
+    shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
+    model = tiny_checkpoint("llama", max_position_embeddings=16384, **shape)
+    log = tmp_path_factory.mktemp("log") / "iterations.jsonl"
+    runtime = start_runtime(model, "--prefill-token-budget", 512, "--num-blocks", 512, "--iteration-log", log, "--no-prefix-caching")
+    runtime.iteration_log = log
+    return runtime
+
+
+def test_health_answers_while_half_second_steps_compute(heavy):
+    """The promise is that no answer waits for a step: the slowest of a hundred is measured against the steps of the same seconds."""
+    threads = [threading.Thread(target=lambda: heavy.completion(prompt=[5] * 2500, max_tokens=1)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while heavy.load().running == 0:
+        time.sleep(0.01)
+    waits = []
+    with httpx.Client(timeout=60) as client:
+        while any(thread.is_alive() for thread in threads):
+            began = time.perf_counter()
+            assert client.get(f"{heavy.control}/health").status_code == 200
+            waits.append(time.perf_counter() - began)
+            time.sleep(0.02)
+    steps = [json.loads(line) for line in heavy.iteration_log.read_text().splitlines()]
+    step = statistics.median(one["seconds"] for one in steps if one["shape"]["prefill_tokens"] == 512)
+    assert step > 0.05 and len(waits) >= 40
+    late = sum(wait > step / 2 for wait in waits)
+    assert late <= max(1, len(waits) // 100), f"{late} of {len(waits)} answers took more than half a step of {step:.2f} s"
