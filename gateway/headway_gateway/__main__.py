@@ -24,6 +24,8 @@ def main() -> int:
     if arguments[:1] == ["hash-key"]:
         return hash_key(arguments[1:])
     settings = parse(arguments)
+    # Imported late: --help and a wrong command line answer at once, without loading a web framework first.
+
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Its warnings are one line for each malformed request: anybody could fill the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)

@@ -96,13 +96,18 @@ class BooksCollector(Collector):
         ttft = HistogramMetricFamily(Names.TTFT, "Arrival at the gateway to first content, per streamed request.", labels=labels)
         tpot = HistogramMetricFamily(Names.TPOT, "(last - first token) / (n - 1), per streamed request.", labels=labels)
         itl = HistogramMetricFamily(Names.ITL, "Gap between two pieces of content, per gap.", labels=labels)
-        error = HistogramMetricFamily(Names.TTFT_ERROR, "Predicted minus actual time to first token.", labels=["pool", "decision"])
+        # A family with bounds below zero gets no sum from the library, because it cannot be a counter; here it is the point.
+        error = Metric(Names.TTFT_ERROR, "Predicted minus actual time to first token.", "histogram")
         for pool in self._pools:
             for name, ledger in pool.books.ledgers.items():
                 for family, durations in ((ttft, ledger.ttft), (tpot, ledger.tpot), (itl, ledger.itl)):
                     family.add_metric([pool.name, name], cumulative(durations), durations.sum)
             for decision, errors in pool.errors.items():
-                error.add_metric([pool.name, decision], _signed(errors), errors.sum)
+                known = {"pool": pool.name, "decision": decision}
+                for bound, count in _signed(errors):
+                    error.add_sample(f"{Names.TTFT_ERROR}_bucket", {**known, "le": bound}, count)
+                error.add_sample(f"{Names.TTFT_ERROR}_count", known, sum(errors.counts))
+                error.add_sample(f"{Names.TTFT_ERROR}_sum", known, errors.sum)
         return ttft, tpot, itl, error
 
 

@@ -183,6 +183,7 @@ def _server(app: FastAPI, settings: Settings) -> _Server:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=settings.keep_alive,  # type: ignore[arg-type]  # handed to call_later, which takes any number
         timeout_graceful_shutdown=int(LAST_SECONDS),
         backlog=4096,

@@ -419,3 +419,8 @@ def stub_runtime():
 @pytest.fixture(name="until")
 def until_fixture():
     return until
+
+
+@pytest.fixture
+def client_of():
+    return Client

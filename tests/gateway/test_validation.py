@@ -121,7 +121,7 @@ async def test_a_stranger_s_path_or_method_gets_an_openai_error(house, stub_runt
     for method, path, status in (
         ("GET", "/nowhere", 404),
         ("GET", "/v1/completions", 405),
-        ("FOO", "/v1/models", 405),
+        ("PURGE", "/v1/models", 405),
         ("POST", "/metrics", 404),
     ):
         reply = await gateway.ask(b"", path, method=method)

@@ -1,0 +1,199 @@
+"""Promises against what happened: what is judged, by which target, and what the histograms say of scripted delays."""
+
+import asyncio
+import dataclasses
+
+import pytest
+from headway_core import contract
+from headway_core.admission import Request
+from headway_core.contract import OUTCOMES, Policy, Pool, ShedReason
+from headway_core.histogram import GROWTH, LogHistogram
+from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
+from headway_gateway.answers import Answer, Refused
+from headway_gateway.books import Ledger, Ticket
+from headway_gateway.exchange import Cause, Stopped
+from headway_gateway.metrics import cumulative
+
+SLO = PriorityClass("c", 0, Objectives(TtftObjective(1.0, per_thousand_prompt_tokens=0.5), TpotObjective(0.05)))
+
+
+def ticket(ledger, slo=SLO, choices=1, tokens=100, retry=False):
+    return Ticket(ledger, Request(1, slo, 10.0, tokens), choices, retry)
+
+
+def streamed(first, gaps, *, slo=SLO, prompt=100, choices=1):
+    ledger = Ledger()
+    with ticket(ledger, slo, choices) as entry:
+        entry.admitted()
+        now = 10.0 + first
+        entry.content(now, 1)
+        for gap in gaps:
+            now += gap
+            entry.content(now, 1)
+        entry.finished(now + 5.0, True, prompt, len(gaps) + 1)
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("first", "gaps", "prompt", "good"),
+    [
+        (0.9, [0.04] * 9, 100, {"ttft": 1, "tpot": 1, "all": 1}),
+        (1.04, [0.04] * 9, 100, {"ttft": 1, "tpot": 1, "all": 1}),  # 0.1 thousand tokens add 0.05 s
+        (1.06, [0.04] * 9, 100, {"ttft": 0, "tpot": 1, "all": 0}),
+        (1.4, [0.04] * 9, 1000, {"ttft": 1, "tpot": 1, "all": 1}),
+        (0.9, [0.06] * 9, 100, {"ttft": 1, "tpot": 0, "all": 0}),
+        (0.9, [0.3, *[0.01] * 9], 100, {"ttft": 1, "tpot": 1, "all": 1}),  # the mean counts, not one gap
+        (0.9, [], 100, {"ttft": 1, "all": 1}),  # a single token has no time per token
+    ],
+)
+def test_a_stream_is_judged_by_its_first_token_and_its_mean_gap(first, gaps, prompt, good):
+    ledger = streamed(first, gaps, prompt=prompt)
+    assert ledger.good == good and ledger.judged == dict.fromkeys(good, 1)
+    assert ledger.ttft.sum == pytest.approx(first) and ledger.tpot.sum == pytest.approx(sum(gaps) / len(gaps) if gaps else 0)
+    assert ledger.outcomes["ok"] == 1 and ledger.itl.histogram.total == len(gaps)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tokens", "kept"), [(1.0, 1, True), (1.4, 9, True), (1.5, 9, False), (5.9, 100, True), (6.2, 100, False)]
+)
+def test_an_answer_that_does_not_stream_is_judged_by_the_deadline_of_its_last_token(seconds, tokens, kept):
+    ledger = Ledger()
+    with ticket(ledger) as entry:
+        entry.finished(10.0 + seconds, False, 100, tokens)
+    assert ledger.judged == {"all": 1} and ledger.good == {"all": kept}
+    assert ledger.ttft.histogram.total == ledger.tpot.histogram.total == 0
+
+
+def test_what_is_not_known_is_not_judged():
+    ledger = Ledger()
+    with ticket(ledger) as entry:
+        entry.content(10.5, 1)
+        entry.content(11.0, 3)
+        entry.finished(11.0, True, None, None)
+    assert ledger.judged == {"ttft": 1, "all": 1} and ledger.output_tokens == 0
+    with ticket(ledger, dataclasses.replace(SLO, objectives=Objectives(tpot=TpotObjective(0.1)))) as entry:
+        entry.finished(11.0, False, 100, 10)
+    assert ledger.judged == {"ttft": 1, "all": 1} and ledger.outcomes["ok"] == 2
+
+
+def test_several_answers_in_one_request_count_once_and_their_gaps_not_at_all():
+    ledger = Ledger()
+    with ticket(ledger, choices=4) as entry:
+        for step in range(10):
+            entry.content(10.5 + step * 0.04, 4)
+        entry.finished(11.0, True, 100, 40)
+    assert ledger.ttft.histogram.total == ledger.tpot.histogram.total == 1 and ledger.itl.histogram.total == 0
+    assert ledger.tpot.sum == pytest.approx(0.04) and ledger.output_tokens == 40 and ledger.offered == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "reason"),
+    [
+        (Refused(Answer(429, "x"), "shed", ShedReason.SLOT_WAIT), "shed", "slot_wait"),
+        (Refused(Answer(502, "x"), "upstream_error"), "upstream_error", None),
+        (Stopped(Cause.CLIENT_GONE), "client_closed", None),
+        (Stopped(Cause.CLIENT_STALLED), "client_closed", None),
+        (Stopped(Cause.TIMEOUT), "timeout", None),
+        (Stopped(Cause.DRAIN), "shed", "draining"),
+        (RuntimeError("a fault of our own"), "upstream_error", None),
+        (asyncio.CancelledError(), "upstream_error", None),
+    ],
+)
+def test_whatever_ends_a_request_it_has_exactly_one_outcome(error, outcome, reason):
+    ledger = Ledger()
+    with pytest.raises(type(error)), ticket(ledger, retry=True) as entry:  # noqa: PT012 - what the context does on the way is the test
+        entry.waits(True)
+        assert (ledger.queued, ledger.in_flight) == (1, 1)
+        raise error
+    assert (ledger.queued, ledger.in_flight, ledger.offered, ledger.retries) == (0, 0, 1, 1)
+    assert ledger.outcomes == {**dict.fromkeys(OUTCOMES, 0), outcome: 1}
+    assert ledger.shed == ({reason: 1} if reason else {})
+    assert ledger.ttft.histogram.total == 0 and ledger.judged == {}
+
+
+def test_a_drain_after_admission_is_a_failure_and_a_second_try_the_same_admission():
+    ledger = Ledger()
+    with pytest.raises(Stopped), ticket(ledger) as entry:  # noqa: PT012 - likewise
+        entry.admitted()
+        entry.admitted()
+        raise Stopped(Cause.DRAIN)
+    assert ledger.admitted == 1 and ledger.outcomes["upstream_error"] == 1
+
+
+@pytest.mark.parametrize("truth", [0.05, 0.5, 2.0, 70.0, 400.0, 3000.0])
+def test_quantiles_of_exported_buckets_are_within_one_bucket_of_the_truth(truth):
+    ledger = Ledger()
+    for _ in range(20):
+        ledger.ttft.add(truth)
+    buckets = [(float(edge), count) for edge, count in cumulative(ledger.ttft)]
+    upper = next(edge for edge, count in buckets if count >= 10)
+    below = [edge for edge, count in buckets if count == 0]
+    assert max(below) < truth <= upper * 1.0001 and upper / max(below) == pytest.approx(GROWTH**4, rel=1e-3)
+    # The load report has the finer ones: ten percent around every target.
+    assert LogHistogram(ledger.read().ttft).quantile(0.5) == pytest.approx(truth, rel=0.1)
+
+
+async def test_the_wait_in_the_queue_is_part_of_time_to_first_token(house, stub_runtime, until):
+    stub = stub_runtime(slots=1, completion_rate=1.0)
+    gateway = await house(stub, rule="open")
+    first = asyncio.ensure_future(gateway.ask(stream=True, stub={"first": 1.0, "tokens": 1}))
+    await until(lambda: stub.running == 1)
+    seq = stub.seq
+    await until(lambda: stub.seq > seq + 1)
+    begun = asyncio.get_running_loop().time()
+    second = await gateway.ask(stream=True, stub={"first": 0.1, "tokens": 1})
+    waited = asyncio.get_running_loop().time() - begun
+    assert (await first).status == second.status == 200
+    await gateway.settled()
+    seen = sorted(gateway.ledger().ttft.histogram.counts)
+    assert gateway.ledger().ttft.sum == pytest.approx(1.0 + waited, abs=0.3) and len(seen) >= 1 and waited > 0.5
+
+
+async def test_scripted_delays_show_in_the_histograms(house, stub_runtime):
+    gateway = await house(stub_runtime())
+    for stream in (True, False):
+        assert (await gateway.ask(stream=stream, stub={"first": 0.3, "tokens": 5, "gap": 0.1})).status == 200
+    async with gateway.client() as client:
+        client.send({"model": "m", "prompt": "x", "stream": True, "stub": {"first": 60.0}})
+        await asyncio.sleep(0.2)
+    await gateway.settled()
+    ledger = gateway.ledger()
+    # One stream counted; the answer that did not stream and the one that was abandoned before its first token were not.
+    assert ledger.ttft.histogram.total == ledger.tpot.histogram.total == 1 and ledger.itl.histogram.total == 4 + 1
+    assert LogHistogram(ledger.ttft.histogram.counts).quantile(0.5) == pytest.approx(0.3, rel=0.3)
+    assert LogHistogram(ledger.tpot.histogram.counts).quantile(0.5) == pytest.approx(0.1, rel=0.3)
+
+
+async def test_a_request_is_judged_by_the_target_in_force_when_it_arrived(house, stub_runtime, tmp_path, until):
+    stub = await stub_runtime().start()
+    file = tmp_path / "p.json"
+
+    def write(revision, target):
+        classes = (PriorityClass("default", 0, Objectives(TtftObjective(target))),)
+        file.write_text(contract.dump(Policy(revision, "u", 1, Pool("p", (stub.endpoint,)), classes, "default")))
+
+    write(1, 30.0)
+    gateway = await house(stub, pools=(), policy=file, rule="open")
+    asked = asyncio.ensure_future(gateway.ask(stream=True, stub={"first": 2.5, "tokens": 2}))
+    await until(lambda: stub.running == 1)
+    write(2, 0.001)
+    await until(lambda: gateway.pool.policy.revision == 2)
+    await asked
+    await gateway.settled()
+    assert gateway.ledger().good == {"ttft": 1, "all": 1}
+    await gateway.ask(stream=True, stub={"first": 0.1, "tokens": 2})
+    await gateway.settled()
+    assert gateway.ledger().judged["ttft"] == 2 and gateway.ledger().good["ttft"] == 1
+    await stub.kill()
+
+
+async def test_predictions_are_compared_with_what_happened(house, stub_runtime):
+    gateway = await house(stub_runtime())
+    for _ in range(5):
+        await gateway.ask(stream=True, stub={"first": 0.1, "tokens": 1})
+    errors = gateway.pool.errors["admitted"]
+    assert sum(errors.counts) == 5
+    # It was predicted to be immediate, so the signed error is negative.
+    assert errors.sum == pytest.approx(-0.5, abs=0.3)
+    text = (await gateway.control("/metrics")).body.decode()
+    assert 'headway_ttft_prediction_error_seconds_count{decision="admitted",pool="p"} 5.0' in text
