@@ -28,6 +28,10 @@ def registry(take: Take, plurals: Collection[str]) -> kopf.OperatorRegistry:
     async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure(settings)
 
+    @kopf.on.login(registry=index)
+    def login(**given: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_via_client(**given)
+
     for plural in plurals:
         group, version = WATCHED[plural]
 
@@ -42,5 +46,5 @@ def configure(settings: kopf.OperatorSettings) -> None:
     """kopf as a source of events only: it posts none of its own, and does not scan namespaces or CRDs, which would need cluster rights."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
-    settings.watching.server_timeout = 300.0
+    settings.watching.server_timeout = 300  # seconds, whole: the API server refuses "300.0"
     settings.queueing.idle_timeout = 1.0
