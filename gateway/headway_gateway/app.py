@@ -19,7 +19,7 @@ from headway_core import contract
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from headway_gateway import openapi, status_page
+from headway_gateway import answers, openapi, status_page
 from headway_gateway.answers import Answer, Refused
 from headway_gateway.api import Endpoint
 from headway_gateway.exchange import Exchange, Receive, Scope, Send
@@ -98,13 +98,17 @@ def serving_app(gateway: Gateway) -> FastAPI:
     @app.get("/v1/models", responses=openapi.ERRORS)
     async def models(request: Request) -> Response:
         """The models configured here, whether or not a replica is ready."""
-        exchange = Exchange(request.scope, request.receive, _unused)
-        try:
-            gateway.pipeline.authenticate(exchange)
-        except Refused as refused:
-            return _response(refused.answer)
-        data = [{"id": model, "object": "model", "created": 0, "owned_by": "headway"} for model in sorted(gateway.pools.models())]
-        return JSONResponse({"object": "list", "data": data})
+        return _refusal(gateway, request) or JSONResponse(
+            {"object": "list", "data": [_model(name) for name in sorted(gateway.pools.models())]}
+        )
+
+    @app.get("/v1/models/{name:path}", responses={**openapi.ERRORS, 404: openapi.NOT_FOUND})
+    async def model(request: Request, name: str) -> Response:
+        """One of them."""
+        known = gateway.pools.models()
+        if name not in known:
+            return _refusal(gateway, request) or _response(answers.unknown_model(name, sorted(known)))
+        return _refusal(gateway, request) or JSONResponse(_model(name))
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:
@@ -162,6 +166,18 @@ def _app(gateway: Gateway, title: str) -> FastAPI:
         return _response(Answer(error.status_code, message, headers=dict(error.headers or {})))
 
     return app
+
+
+def _refusal(gateway: Gateway, request: Request) -> Response | None:
+    try:
+        gateway.pipeline.authenticate(Exchange(request.scope, request.receive, _unused))
+    except Refused as refused:
+        return _response(refused.answer)
+    return None
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "headway"}
 
 
 def _response(answer: Answer) -> Response:

@@ -61,9 +61,9 @@ class Dispatcher:
         """
         return await self._answer(request, waits, lambda now: self.door.offer(request, now))
 
-    async def another(self, request: Request, tried: Sequence[str]) -> Turn:
-        """A turn on a replica not in `tried`, after a try that failed. Raises Refused when there is none now."""
-        return await self._answer(request, lambda _: None, lambda now: self.door.again(request, now, tried))
+    async def another(self, request: Request, tried: Sequence[str], waits: Callable[[bool], None]) -> Turn:
+        """A turn on a replica not in `tried`, after a try that failed. Raises Refused when there is none, or none in time."""
+        return await self._answer(request, waits, lambda now: self.door.again(request, now, tried))
 
     async def _answer(self, request: Request, waits: Callable[[bool], None], ask: Callable[[float], Answers]) -> Turn:
         loop = asyncio.get_running_loop()

@@ -39,6 +39,7 @@ _LATER = {
 }
 
 ERRORS: dict[int | str, dict[str, Any]] = {401: _error("A valid API key is needed.")}
+NOT_FOUND = _error("No such model.")
 
 _ANSWERS = {
     "200": {
@@ -48,7 +49,7 @@ _ANSWERS = {
     "400": _error("The request breaks a rule; `param` names the member."),
     "401": ERRORS[401],
     "403": _error("The key does not open this class."),
-    "404": _error("No such model."),
+    "404": NOT_FOUND,
     "408": _error("The body did not arrive in time."),
     "413": _error("The body is too large."),
     "429": _error("Not now: capacity is taken.", _LATER),

@@ -75,7 +75,7 @@ class Pipeline:
                         return
                     except UpstreamError as error:
                         tried = self._may_go_on(turn, error, exchange)
-                    turn = await pool.dispatcher.another(request, tried)
+                    turn = await pool.dispatcher.another(request, tried, ticket.waits)
 
     def authenticate(self, exchange: Exchange) -> Caller:
         """Who asks. Raises Refused with 401 when keys are in force and none of them was shown."""

@@ -1,0 +1,38 @@
+"""The official `openai` client, in two versions, and the books after it: real runtimes behind a real gateway process."""
+
+import importlib.metadata
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_newest_client_is_served(run_client, gateway_url):
+    assert run_client(gateway_url) == importlib.metadata.version("openai")
+
+
+def test_a_client_of_a_year_ago_is_served(run_client, gateway_url, older_client):
+    folder, version = older_client
+    assert run_client(gateway_url, folder) == version
+
+
+def test_the_answer_is_the_runtime_s_own_byte_for_byte(two_runtimes, gateway_url):
+    body = {"model": "tiny", "prompt": "hello world", "max_tokens": 12, "temperature": 0, "stream": True, "ignore_eos": True}
+
+    def texts(url):
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            return [line for line in response.read().decode().split("\n\n") if line]
+
+    through, direct = texts(gateway_url), texts(two_runtimes[0].url)
+    assert len(through) == len(direct) and through[-1] == direct[-1] == "data: [DONE]"
+    assert all(line.startswith("data: ") for line in through), "no comment of the runtime's reaches a client"
+
+
+def test_the_books_know_what_was_served(two_runtimes, gateway_url):
+    before = httpx.get(f"{gateway_url}/status.json").json()["pools"][0]["classes"][0]["offered"]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 9, "stream": True, "ignore_eos": True}
+    assert httpx.post(f"{gateway_url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    seen = httpx.get(f"{gateway_url}/status.json").json()["pools"][0]["classes"][0]
+    assert seen["offered"] == before + 1 and seen["ttft"] > 0 and seen["tpot"] > 0
+    assert seen["inFlight"] == seen["queued"] == 0
