@@ -20,6 +20,10 @@ def extend_digests(digests: list[bytes], token_ids: Sequence[int], block_size: i
 
     `token_ids` are all tokens known so far, prompt first; what `digests` names already is not hashed again, so extending a sequence by a
     token costs nothing until a block is full. A numpy array of integers will do: it is sliced block by block.
+
+    Raises:
+        struct.error: a token id is no int32.
+        ValueError: the salt is longer than 16 bytes.
     """
     pack = struct.Struct(f"<{block_size}i").pack
     parent = digests[-1] if digests else b""

@@ -147,7 +147,7 @@ class Draft:
             return False
         hits = books.find(seq)
         blocks = self._blocks_to_start(seq)
-        needed = blocks - len(hits) + self._headroom(seq, blocks)
+        needed = blocks - len(hits) + self._headroom(seq, blocks, may_evict)
         short = needed - (pool.available - pool.unheld(hits))
         if lacks_slot or short > 0:
             # Above a lowered limit too, one goes for one that comes: the number of those that run never grows.
@@ -164,11 +164,13 @@ class Draft:
         tokens = min(seq.num_tokens + 1, seq.most_tokens - 1) if self._policy.preempts else seq.most_tokens - 1
         return self._books.blocks_for(max(tokens, seq.num_tokens))
 
-    def _headroom(self, seq: Sequence, blocks: int) -> int:
-        """Blocks that must stay free besides its own, lest it is evicted again at once."""
-        if not seq.preemptions:
+    def _headroom(self, seq: Sequence, blocks: int, may_evict: bool) -> int:
+        """Blocks that must stay free besides its own, lest it is evicted again at once (rule 5)."""
+        if not self._policy.preempts:
             return 0
-        return int(min(2**seq.preemptions, self._books.pool.num_blocks - blocks))
+        for_others = 0 if may_evict else self._books.running
+        for_itself = 2**seq.preemptions if seq.preemptions else 0
+        return int(min(for_others + for_itself, self._books.pool.num_blocks - blocks))
 
     # ------------------------------------------------------------ evictions
 

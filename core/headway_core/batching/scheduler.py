@@ -8,10 +8,11 @@
     blocks; only a decode that grows does. Whoever is first in order and does not fit holds up those behind it.
 4.  A decode that lacks a block evicts (`headway_core.batching.preemption`): the lowest class, least sunk, perhaps itself; never the oldest.
     A waiting higher class evicts a lower one for a slot or for blocks. An evicted sequence computes its tokens again when it resumes.
-5.  After its k-th eviction a sequence resumes only if 2^k blocks stay free besides its own (as far as the pool has them). Therefore its
-    own class evicts it at most 1 + log2(blocks of the pool) times: after so many it starts in an otherwise empty pool, is the oldest
-    of its class from then on, and the oldest is never evicted. Higher classes may evict it more often, until it has waited `patience`
-    seconds in all: then it is promoted, goes before everybody, and is not evicted any more (`headway_core.batching.ageing`).
+5.  A sequence starts only if a block stays free for each that runs, unless a lower class runs; after its k-th eviction it resumes only
+    if 2^k more do (as far as the pool has them). Therefore its own class evicts it at most 1 + log2(blocks of the pool) times: after
+    so many it starts in an otherwise empty pool, is the oldest of its class from then on, and the oldest is never evicted. Higher
+    classes may evict it more often, until it has waited `patience` seconds in all: then it is promoted, goes before everybody, and is
+    not evicted any more (`headway_core.batching.ageing`).
 6.  `schedule` may be called again before `complete`: a decode then continues on the token that is still being sampled. What such a plan
     computes for a sequence that has ended or was evicted is dropped, and blocks given up are not used again before the plans that touch
     them are complete.

@@ -62,6 +62,7 @@ class Engine:
         self.seen = Counter()
         self.victims = []  # (seq_id, computed, prefill_end, outputs, plan_id)
         self.plans = []
+        self.launches = 0
         self.ids = iter(range(10**9))
 
     # ---- owner
@@ -94,7 +95,9 @@ class Engine:
         }
         running = self.scheduler.load(self.now).running
         plan = self.scheduler.schedule(self.now)
-        self.scheduler.check()
+        self.launches += 1
+        if self.launches % 3 == 0:  # what goes wrong in the books stays wrong
+            self.scheduler.check()
         for seq in self.alive():
             computed, inflight, end, outputs, preemptions, _ = before[seq.seq_id]
             if seq.preemptions > preemptions:
@@ -268,6 +271,7 @@ class Engine:
             seq = self.sequences[seq_id]
             ends = [end for end in (self.lengths[seq_id], seq.most_tokens - seq.num_prompt) if end is not None]
             assert len(outputs) == min(ends)
+        self.scheduler.check()
         load = self.scheduler.load(self.now)
         assert (load.running, load.waiting, load.classes) == (0, 0, ())
         assert load.free_blocks == self.scheduler.total_blocks
