@@ -30,12 +30,22 @@ _SAMPLING = SamplingParams(seed=0)
 class Calibration:
     """Runs shapes on an idle runner, which has one row more than `max_num_seqs`, and `num_blocks` blocks of `block_size` tokens."""
 
-    def __init__(self, runner: ModelRunner, *, max_num_seqs: int, num_blocks: int, block_size: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        max_num_seqs: int,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._runner = runner
         self._max_num_seqs = max_num_seqs
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._max_model_len = max_model_len
+        self._clock = clock
 
     def largest_budget(self, at_most: int) -> int:
         """A first guess at how many prefill tokens fit in `LONGEST_ITERATION`, from one short prefill."""
@@ -68,9 +78,9 @@ class Calibration:
         for item in items:
             known = np.arange(item.start + item.count, dtype=np.int32) % self._runner.vocab_size
             self._runner.bind(item.row, known, _SAMPLING, len(known))
-        began = time.perf_counter()
+        began = self._clock()
         self._runner.execute(items)
-        elapsed = time.perf_counter() - began
+        elapsed = self._clock() - began
         for item in items:
             self._runner.free(item.row)
         return elapsed

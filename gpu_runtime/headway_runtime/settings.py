@@ -91,6 +91,7 @@ class Settings:
     body_timeout: float = 30.0
     keep_alive_seconds: float = 120.0
     stalled_client_seconds: float = 60.0
+    quiet_stream_seconds: float = 15.0
     log_requests: bool = False
 
 
@@ -183,6 +184,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="a client that takes nothing for this long is dropped (default 60)",
     )
+    server.add_argument(
+        "--quiet-stream-seconds",
+        type=float,
+        default=15.0,
+        metavar="S",
+        help="a stream without content for this long gets its status and an empty record, and then one at this pace (default 15)",
+    )
     server.add_argument("--log-requests", action="store_true", help="one line for each request")
     return top
 
@@ -236,6 +244,7 @@ def from_arguments(arguments: Sequence[str] | None = None) -> Settings:
         body_timeout=_seconds(given.body_timeout, 0.01, "--body-timeout"),
         keep_alive_seconds=_seconds(given.keep_alive_seconds, 1.0, "--keep-alive-seconds"),
         stalled_client_seconds=_seconds(given.stalled_client_seconds, 0.1, "--stalled-client-seconds"),
+        quiet_stream_seconds=_seconds(given.quiet_stream_seconds, 0.01, "--quiet-stream-seconds"),
         log_requests=given.log_requests,
     )
 

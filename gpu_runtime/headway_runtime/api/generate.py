@@ -28,9 +28,6 @@ from headway_runtime.api.request_headers import RequestHeaders, dispatch_of, rea
 from headway_runtime.generation import Generation
 from headway_runtime.replica import Replica
 
-FIRST_BYTE_SECONDS = 15.0
-"""A stream without content for this long is opened all the same, and says nothing at this pace, so that no proxy gives it up."""
-
 log = logging.getLogger("headway.requests")
 
 
@@ -82,7 +79,7 @@ class GenerateRoute:
         answer = Answer(self._layout, replica.model_name, logprobs=logprobs, include_usage=request.include_usage)
         try:
             if request.stream:
-                await _stream(exchange, generation, answer, headers)
+                await _stream(exchange, generation, answer, headers, settings.quiet_stream_seconds)
             else:
                 await _whole(exchange, generation, answer)
         finally:
@@ -158,7 +155,8 @@ async def _whole(exchange: Exchange, generation: Generation, answer: Answer) -> 
     await exchange.whole(200, answer.whole(pieces, generation.usage), _token_headers(generation))
 
 
-async def _stream(exchange: Exchange, generation: Generation, answer: Answer, headers: RequestHeaders) -> None:
+async def _stream(exchange: Exchange, generation: Generation, answer: Answer, headers: RequestHeaders, quiet_seconds: float) -> None:
+    """Writes records as they come about. After `quiet_seconds` without any it writes one that says nothing, so that no proxy gives up."""
     opened: set[int] = set()
     done = False
     while not done:
@@ -172,7 +170,7 @@ async def _stream(exchange: Exchange, generation: Generation, answer: Answer, he
         if done:
             records += [answer.usage(generation.usage), _usage_comment(generation) if headers.want_usage else b"", b"data: [DONE]\n\n"]
         elif not records:
-            if await _changes_within(generation, FIRST_BYTE_SECONDS):
+            if await _changes_within(generation, quiet_seconds):
                 continue
             first = generation.choices[0].index
             records = [answer.keep_alive(first) if first in opened else answer.opening(first) or answer.keep_alive(first)]

@@ -1,4 +1,4 @@
-"""Hundreds of requests that end in every way there is, on a pool that is nearly full: afterwards everything is free and memory has not grown."""
+"""Hundreds of requests that end in every way, on a pool that is nearly full: afterwards everything is free and memory has not grown."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ class Crowd:
             try:
                 await asyncio.wait_for(self.post(body), self.draw.uniform(0.01, 0.25))
                 good = False
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 good = True
         self.ended[way] += good
 

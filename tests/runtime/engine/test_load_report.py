@@ -1,0 +1,87 @@
+"""Load reports: what is on its way to the engine counts already, gateways are remembered but not for ever."""
+
+from headway_core.batching.plan import Limits
+from headway_core.contract import Acknowledgement, Capacity, ClassLoad, Knobs, ReplicaState
+from headway_runtime.engine_client import Unconfirmed
+from headway_runtime.load_report import MAX_GATEWAYS, LoadReports
+from headway_runtime.messages import EngineLoad, Ready
+
+LOAD = EngineLoad(
+    2,
+    1,
+    6,
+    90,
+    10,
+    Limits(8, 64),
+    (ClassLoad(5, 1, 2, 300),),
+    1000.0,
+    None,
+    2.0,
+    0.1,
+    1.0,
+    None,
+    None,
+    10,
+    500,
+    60,
+    3,
+    100,
+    20,
+    {"blocks": 2, "slots": 1},
+)
+READY = Ready(Capacity(8, 64, 4096, 16, 100), 300, (1,), 512)
+
+
+def report(reports, **changes):
+    common = {
+        "at": 1.0,
+        "state": ReplicaState.READY,
+        "ready": READY,
+        "load": LOAD,
+        "unconfirmed": (),
+        "policy": None,
+        "cordoned": False,
+        "message": None,
+    }
+    return reports.report(**{**common, **changes})
+
+
+def test_what_the_engine_has_not_taken_in_yet_is_waiting_all_the_same():
+    coming = [Unconfirmed(4, 5, 1, 100), Unconfirmed(4, -1, 1, 50), Unconfirmed(5, -1, 1, 7)]
+    told = report(LoadReports("r", "p", "m"), unconfirmed=coming)
+    assert (told.running, told.waiting) == (2, 4)
+    assert told.classes == (ClassLoad(5, 2, 2, 400), ClassLoad(-1, 2, 0, 57))
+    hint = LoadReports("r", "p", "m").hint(LOAD, coming)
+    assert (hint.waiting, hint.remaining_prefill_tokens) == (4, {5: 400, -1: 57})
+
+
+def test_before_the_engine_is_up_nothing_is_claimed():
+    told = report(LoadReports("r", "p", "m"), state=ReplicaState.STARTING, ready=None, load=None, message="loading")
+    assert (told.state, told.message, told.capacity.total_blocks, told.prefill_rate, told.effective) == (
+        ReplicaState.STARTING,
+        "loading",
+        0,
+        None,
+        Knobs(),
+    )
+    assert LoadReports("r", "p", "m").hint(None, ()) is None
+
+
+def test_reports_of_one_boot_are_numbered_and_show_the_policy():
+    reports = LoadReports("r", "p", "m")
+    acknowledged = Acknowledgement(7, "u", Knobs(8, 64))
+    first, second = report(reports), report(reports, policy=acknowledged, cordoned=True)
+    assert (second.seq, second.boot_id) == (first.seq + 1, first.boot_id)
+    assert second.policy == acknowledged and second.cordoned and second.preemptions == 3
+
+
+def test_the_highest_dispatch_number_of_each_gateway_counts_and_old_gateways_are_forgotten():
+    reports = LoadReports("r", "p", "m")
+    for number in (1, 5, 3):
+        reports.saw_dispatch("gw", number)
+    assert report(reports).dispatched == {"gw": 5}
+    for number in range(MAX_GATEWAYS):
+        reports.saw_dispatch("gw", 6)
+        reports.saw_dispatch(f"restarted-{number}", 1)
+    known = report(reports).dispatched
+    assert len(known) == MAX_GATEWAYS and known["gw"] == 6 and "restarted-0" not in known
