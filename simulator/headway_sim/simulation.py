@@ -49,6 +49,8 @@ class SimulationConfig:
     queue: QueueLimits = QueueLimits()
     poll_interval: float = 0.25
     round_trip: float = 0.002
+    affinity: bool = True
+    """False: the door is not told which prompts share their heads."""
     retries: int = 0
     """How often a client that is told to comes back, after exactly Retry-After."""
     slowdowns: tuple[tuple[float, float], ...] = ()
@@ -158,7 +160,7 @@ class _Simulation:
             arrival=now,
             prompt_tokens=known,
             size_bytes=4 * known,
-            prefix=attempt.request.prefix,
+            prefix=attempt.request.prefix if self.config.affinity else (),
             prefix_chunk_tokens=MOONCAKE_BLOCK,
         )
         answers = self.door.offer(request, now)
@@ -208,7 +210,7 @@ class _Simulation:
         self._report(replica.report(now), now)
         self._at(now + self.config.poll_interval, self._poll, replica)
 
-    def _slow_down(self, factor: float) -> None:
+    def _slow_down(self, factor: float, _now: float) -> None:
         self._slowdown = factor
         for replica in self.replicas.values():
             replica.slowdown = factor

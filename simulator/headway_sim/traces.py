@@ -117,14 +117,12 @@ def _ideal_hit(trace: Iterable[TraceRequest]) -> float:
 
 
 def _azure(lines: Iterable[str], path: Path) -> Iterator[TraceRequest]:
-    start: float | None = None
     for number, row in enumerate(csv.DictReader(lines), start=2):
         try:
             # Seven decimals: more than datetime takes before Python 3.11's fromisoformat, and more than it keeps after.
             whole, _, fraction = row["TIMESTAMP"].partition(".")
             at = datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{fraction or 0}")
-            start = at if start is None else start
-            yield TraceRequest(max(0.0, at - start), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+            yield TraceRequest(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"{path}:{number}: needs TIMESTAMP, ContextTokens, GeneratedTokens: {error}") from error
 

@@ -245,16 +245,22 @@ class Door:
     # ------------------------------------------------------------ inside
 
     def _next_turn(self, now: float) -> tuple[Request, Route, int] | None:
-        request = self.queue.next(now)
-        if request is None:
+        first = self.queue.next(now)
+        if first is None:
             return None
-        priority = request.priority
-        if self.queue.aged(request, now):
+        priority = first.priority
+        if self.queue.aged(first, now):
             priority = max(other.priority for other in self.queue.turns(now))
-        served_as = request if priority == request.priority else replace(request, slo=replace(request.slo, priority=priority))
-        load = Load(self.fleet.loads(now, exclude=self._tried.get(request.request_id, ())))
-        route = choose(served_as, load, self.prefixes.matches(request.prefix))
-        return None if route is None else (request, route, priority)
+        for request in self.queue.line(first.priority):
+            load = Load(self.fleet.loads(now, exclude=self._tried.get(request.request_id, ())))
+            served_as = request if priority == request.priority else replace(request, slo=replace(request.slo, priority=priority))
+            route = choose(served_as, load, self.prefixes.matches(request.prefix))
+            if route is not None:
+                return request, route, priority
+            if request.request_id not in self._tried:
+                return None
+            # It waits for a replica that has not failed it; that holds up nobody behind it.
+        return None
 
     def _send(self, request: Request, route: Route, priority: int, now: float) -> Dispatch:
         number = self.fleet.dispatch(route.replica, priority, request.prompt_tokens - route.cached_tokens, now)

@@ -162,9 +162,9 @@ class WaitingQueue:
         return next(self.turns(now), None)
 
     def line(self, priority: int) -> Iterator[Request]:
-        """Those of one class, oldest first."""
+        """Those of one class, oldest first; take nobody out meanwhile."""
         line = self._lines.get(priority)
-        return iter(list(line.entries.values())) if line else iter(())
+        return iter(line.entries.values()) if line else iter(())
 
     def served(self, request: Request) -> None:
         """Books a turn that `request` (which has left) was given: it pays from its own class's credit, the others earn."""

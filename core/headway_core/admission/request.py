@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headway_core.contract import ShedReason
 from headway_core.slo import PriorityClass
@@ -30,12 +31,20 @@ class Request:
     """Chained digests of the prompt's head (`prefixes.prefix_chain`), shortest first."""
     prefix_chunk_tokens: float = 0.0
     """Tokens that one element of `prefix` stands for."""
+    target: float | None = field(init=False)
+    """Seconds from arrival that its first token may take; None when its class has no TTFT objective."""
+    deadline: float = field(init=False)
+    """Instant by which the first token is promised; infinite without a TTFT objective."""
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.size_bytes < 0 or not math.isfinite(self.arrival):
             raise ValueError(f"a request has at least one token, no negative size and a finite arrival, not {self}")
         if not 0 <= self.cached_tokens < self.prompt_tokens:
             raise ValueError(f"cached tokens lie in [0, {self.prompt_tokens}): the last one is always computed, not {self.cached_tokens}")
+        ttft = self.slo.objectives.ttft
+        target = None if ttft is None else ttft.limit(self.prompt_tokens)
+        object.__setattr__(self, "target", target)
+        object.__setattr__(self, "deadline", math.inf if target is None else self.arrival + target)
 
     @property
     def priority(self) -> int:
@@ -47,21 +56,8 @@ class Request:
         """Tokens that still have to be computed, at least 1."""
         return self.prompt_tokens - self.cached_tokens
 
-    @property
-    def target(self) -> float | None:
-        """Seconds from arrival that its first token may take; None when its class has no TTFT objective."""
-        ttft = self.slo.objectives.ttft
-        return None if ttft is None else ttft.limit(self.prompt_tokens)
 
-    @property
-    def deadline(self) -> float:
-        """Instant by which the first token is promised; infinite without a TTFT objective."""
-        target = self.target
-        return math.inf if target is None else self.arrival + target
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(NamedTuple):
     """The waits of a newcomer, seconds, each None when what it depends on is unknown; see `prediction.predict`."""
 
     prefill_wait: float | None
@@ -82,8 +78,10 @@ class Prediction:
     @property
     def ttft(self) -> float | None:
         """Seconds from now to the first token."""
-        wait = self.wait
-        return None if wait is None or self.own is None else wait + self.own + self.iteration
+        prefill, slot, block, own, iteration = self
+        if prefill is None or slot is None or block is None or own is None:
+            return None
+        return max(prefill, slot, block) + own + iteration
 
     @property
     def binding(self) -> ShedReason:

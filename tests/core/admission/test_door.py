@@ -238,6 +238,9 @@ def test_one_that_failed_waits_for_another_replica_and_not_for_the_one_that_fail
     answers = door.again(one, 0.2, ["a"])
     assert (answers.dispatches, answers.shed, len(door.queue)) == ((), (), 1)
     assert door.turns(0.3).dispatches == ()
+    behind = request_of(arrival=0.3, slo=slo)
+    door.offer(behind, 0.3)
+    assert [dispatch.request for dispatch in door.turns(0.3).dispatches] == [behind], "it holds up nobody"
     door.report(report("b", free_slots=1, running=7), 0.4)
     assert [dispatch.replica for dispatch in door.turns(0.4).dispatches] == ["b"]
 

@@ -1,0 +1,252 @@
+"""The rules of the door beside the exact optimum, and before simulated replicas.
+
+    python benchmarks/admission.py [--trace-dir DIR] [--quick] [--out admission.json]
+
+With --trace-dir the published traces are used (azure_2023_conv.csv, azure_2023_code.csv, mooncake_conversation.jsonl), else synthetic
+ones of the same statistics. Everything runs under a virtual clock, so the machine decides how long it takes and nothing else.
+Prints tables in Markdown; --out also writes all figures as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from headway_core.admission import Rule
+from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
+from headway_sim.fifo import FifoConfig, FifoResult, run, works
+from headway_sim.optimum import most_on_time
+from headway_sim.replica import ACCELERATOR, ReplicaConfig
+from headway_sim.report import SimulationReport
+from headway_sim.scenarios import UNBOUNDED, CycleFigures, alternating, capacity, output_bound
+from headway_sim.simulation import SimulationConfig, simulate
+from headway_sim.synthetic import synthetic
+from headway_sim.traces import TraceRequest, at_rate, read
+
+LOADS = (0.5, 0.9, 1.2, 2.0)
+RULES = (Rule.OPEN, Rule.QUEUED_TOKENS, Rule.LITTLES_LAW, Rule.PREDICTION, Rule.MOORE)
+FILES = {"conv": "azure_2023_conv.csv", "code": "azure_2023_code.csv", "mooncake": "mooncake_conversation.jsonl"}
+SIZES = {"conv": 19_366, "code": 8_819, "mooncake": 12_031}
+GOALS = {"conv": (0.986, 0.97), "code": (0.97, 0.95)}
+"""Share of the optimum that Moore's rule has to reach: sizes known exactly, and to ±20% with a margin of 5%."""
+
+
+def load_trace(family: str, folder: Path | None, most: int) -> tuple[list[TraceRequest], str]:
+    path = folder / FILES[family] if folder else None
+    if path is not None and path.exists():
+        return read(path)[:most], path.name
+    return synthetic(family, min(most, SIZES[family])), "synthetic"
+
+
+def one_server(family: str, trace: Sequence[TraceRequest]) -> dict[str, Any]:
+    rows = []
+    for load in LOADS:
+        seconds, target = works(trace, load)
+        best = len(most_on_time([one.at for one in trace], seconds, target)) / len(trace)
+        arms: dict[str, FifoResult] = {rule.value: run(trace, FifoConfig(load, rule)) for rule in RULES}
+        arms["prediction ±20%"] = run(trace, FifoConfig(load, Rule.PREDICTION, size_error=0.2, margin=0.05))
+        arms["moore ±20%"] = run(trace, FifoConfig(load, size_error=0.2, margin=0.05))
+        arms["moore ±20% learned"] = run(trace, FifoConfig(load, size_error=0.2, margin=None))
+        arms["moore by tokens"] = run(trace, FifoConfig(load, by_tokens=True))
+        total = sum(one.prompt_tokens for one in trace)
+        row = {
+            "load": load,
+            "optimum": best,
+            "attainment": {name: arm.attainment for name, arm in arms.items()},
+            "share of optimum": {name: arm.attainment / best for name, arm in arms.items()},
+            "quartiles": {name: arm.by_quartile(trace) for name, arm in arms.items()},
+            "tokens on time": {name: sum(trace[index].prompt_tokens for index in arm.on_time) / total for name, arm in arms.items()},
+            "moore gave up": arms["moore"].given_up / len(trace),
+            "moore waited in vain": arms["moore"].waited_in_vain,
+        }
+        rows.append(row)
+    exact, rough = GOALS[family]
+    return {
+        "rows": rows,
+        "least share": min(row["share of optimum"]["moore"] for row in rows),
+        "least share ±20%": min(row["share of optimum"]["moore ±20%"] for row in rows),
+        "goals": {"exact": exact, "±20%": rough},
+    }
+
+
+def print_one_server(family: str, source: str, figures: dict[str, Any]) -> None:
+    print(f"\n### One server, {family} ({source}), target 10 × mean work\n")
+    names = [rule.value for rule in RULES]
+    print(f"| ρ | optimum | {' | '.join(names)} |\n|---|---|{'---|' * len(names)}")
+    for row in figures["rows"]:
+        cells = [f"{100 * row['attainment'][name]:.1f}" for name in names]
+        print(f"| {row['load']} | {100 * row['optimum']:.1f} | {' | '.join(cells)} |")
+    names = ["prediction", "moore", "prediction ±20%", "moore ±20%", "moore ±20% learned"]
+    print(f"\nAs a share of the optimum, %:\n\n| ρ | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
+    for row in figures["rows"]:
+        print(f"| {row['load']} | {' | '.join(f'{100 * row["share of optimum"][name]:.1f}' for name in names)} |")
+    print("\nAttainment by prompt-length quartile (shortest first), %, and tokens on time, %:\n")
+    print("| ρ | prediction | moore | moore by tokens | tokens: prediction / moore / by tokens |\n|---|---|---|---|---|")
+    for row in figures["rows"]:
+        names = ["prediction", "moore", "moore by tokens"]
+        cells = [" / ".join(f"{100 * one:.0f}" for one in row["quartiles"][name]) for name in names]
+        tokens = " / ".join(f"{100 * row['tokens on time'][name]:.1f}" for name in names)
+        print(f"| {row['load']} | {' | '.join(cells)} | {tokens} |")
+    goals = figures["goals"]
+    for what, least, goal in (("exact", figures["least share"], goals["exact"]), ("±20%", figures["least share ±20%"], goals["±20%"])):
+        print(f"\nLeast share, sizes {what}: {100 * least:.1f}% (goal {100 * goal:.1f}%): {'reached' if least >= goal else 'MISSED'}")
+
+
+def drift(trace: Sequence[TraceRequest]) -> dict[str, Any]:
+    """From the middle on the server is half as fast; C is learned again from what is seen."""
+    half = len(trace) // 2
+    seconds, target = works(trace, 0.6)
+    slowed = [second * (2 if index >= half else 1) for index, second in enumerate(seconds)]
+    best = most_on_time([one.at for one in trace], slowed, target)
+    rows = {}
+    for rule in RULES:
+        result = run(trace, FifoConfig(0.6, rule, margin=None, slowdown=2.0))
+        served = [index for index in (*result.on_time, *result.late) if index >= half]
+        rows[rule.value] = {
+            "attainment after": len([index for index in result.on_time if index >= half]) / (len(trace) - half),
+            "kept of admitted after": len([index for index in result.on_time if index >= half]) / max(1, len(served)),
+        }
+    return {"optimum after": len([index for index in best if index >= half]) / (len(trace) - half), "rules": rows}
+
+
+def replicas(family: str, trace: Sequence[TraceRequest], loads: Sequence[float]) -> dict[str, Any]:
+    promise = PriorityClass("default", 0, Objectives(TtftObjective(2.0 if family != "mooncake" else 12.0), TpotObjective(0.1)))
+    config = SimulationConfig(
+        classes=(promise,), replicas=2, replica=ReplicaConfig(max_num_seqs=192, num_blocks=1 << 15), queue=UNBOUNDED, drain=600.0
+    )
+    tokens = capacity(trace, config, seconds=30.0)
+    rate = tokens * len(trace) / sum(one.prompt_tokens for one in trace)
+    rows = []
+    for load in loads:
+        loaded = at_rate(trace, load * rate)
+        reports = {rule.value: SimulationReport.of(simulate(loaded, replace(config, rule=rule))) for rule in RULES}
+        rows.append({"load": load, "reports": {name: report.as_dict() for name, report in reports.items()}})
+    return {"capacity tokens/s": tokens, "rows": rows}
+
+
+def print_replicas(family: str, source: str, figures: dict[str, Any]) -> None:
+    print(f"\n### Two replicas, {family} ({source}), capacity {figures['capacity tokens/s']:.0f} prefill tokens/s with decoders running\n")
+    print(
+        "| ρ | rule | TTFT kept, of all offered | of admitted | good (every token) | by prompt quartile | ITL p99 | signed error, median (p05, p95): admitted | shed |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in figures["rows"]:
+        for name, report in row["reports"].items():
+            total = report["total"]
+            quartiles = " / ".join(percent(one["ttft_attainment"], 0) for one in report["quartiles"])
+            print(
+                f"| {row['load']} | {name} | {percent(total['ttft_attainment'])} | {percent(total['slo_met'])} | {percent(total['good_share'])} "
+                f"| {quartiles} | {1000 * (total['itl_p99'] or 0):.0f} ms | {error(report['error_admitted'])} | {error(report['error_shed'])} |"
+            )
+
+
+def slots(requests: int) -> dict[str, Any]:
+    """16 slots, 300 tokens in, 200 out, 4 requests a second: more than the slots let through."""
+    promise = PriorityClass("default", 0, Objectives(TtftObjective(2.0)))
+    trace = output_bound(requests, rate=4.0, prompt=300, mean_output=200)
+    replica = ReplicaConfig(max_num_seqs=16, step_time=replace(ACCELERATOR, base=0.025))
+    rows = {}
+    for rule in RULES:
+        outcome = simulate(trace, SimulationConfig(classes=(promise,), replica=replica, rule=rule, queue=UNBOUNDED))
+        report = SimulationReport.of(outcome)
+        told = [one.shed_at - one.arrival for one in outcome.attempts if one.shed_at is not None]
+        rows[rule.value] = {"report": report.as_dict(), "seconds until told": sum(told) / len(told) if told else None}
+    return rows
+
+
+def cycles(trace: Sequence[TraceRequest], seeds: int) -> list[dict[str, Any]]:
+    """Ten cycles of 10 s at twice the capacity and 10 s at half of it; clients come back twice, as the official SDKs do."""
+    promise = PriorityClass("default", 0, Objectives(TtftObjective(2.0)))
+    replica = ReplicaConfig(max_num_seqs=192, num_blocks=1 << 15)
+    lengths = [replace(one, output_tokens=max(1, one.output_tokens // 4)) for one in trace]
+    config = SimulationConfig(classes=(promise,), replica=replica, retries=2)
+    tokens = capacity(lengths, config)
+    rate = tokens * len(lengths) / sum(one.prompt_tokens for one in lengths)
+    rows = []
+    for seed in range(seeds):
+        arrivals = alternating(lengths, (2 * rate, 0.5 * rate), 10.0, 10, seed)
+        row: dict[str, Any] = {"seed": seed, "capacity tokens/s": tokens}
+        for rule in (Rule.MOORE, Rule.PREDICTION):
+            row[rule.value] = asdict(CycleFigures.of(simulate(arrivals, replace(config, rule=rule, seed=seed)), 10.0, 10, tokens))
+        opened = replace(config, rule=Rule.OPEN, queue=UNBOUNDED, retries=0, seed=seed)
+        row["open"] = asdict(CycleFigures.of(simulate(arrivals, opened), 10.0, 10, tokens))
+        rows.append(row)
+    return rows
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    return "–" if share is None else f"{100 * share:.{digits}f}"
+
+
+def error(figures: dict[str, Any]) -> str:
+    if not figures["compared"]:
+        return "–"
+    return f"{1000 * figures['median']:+.0f} ms ({1000 * figures['p05']:+.0f}, {1000 * figures['p95']:+.0f}; n = {figures['compared']})"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--trace-dir", type=Path, help="folder with the published traces; without it synthetic ones are made")
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    parser.add_argument("--out", type=Path, help="write all figures here as JSON")
+    options = parser.parse_args()
+    part = 10 if options.quick else 1
+    began = time.perf_counter()
+    figures: dict[str, Any] = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    }
+    missed = False
+    for family in ("conv", "code"):
+        trace, source = load_trace(family, options.trace_dir, SIZES[family] // part)
+        found = figures[f"one server {family}"] = one_server(family, trace)
+        print_one_server(family, source, found)
+        missed |= found["least share"] < GOALS[family][0] or found["least share ±20%"] < GOALS[family][1]
+    trace, source = load_trace("conv", options.trace_dir, SIZES["conv"] // part)
+    found = figures["drift"] = drift(trace)
+    print(f"\n### C drifts: half as fast from the middle on, conv ({source}), ρ 0.6 then 1.2\n")
+    print("| | after the change, of all offered | of admitted |\n|---|---|---|")
+    print(f"| optimum | {percent(found['optimum after'])} | |")
+    for name, row in found["rules"].items():
+        print(f"| {name} | {percent(row['attainment after'])} | {percent(row['kept of admitted after'])} |")
+    for family, count, loads in (("conv", 6000, LOADS), ("code", 3000, LOADS), ("mooncake", 900, (0.9, 1.2))):
+        trace, source = load_trace(family, options.trace_dir, count // part)
+        found = figures[f"replicas {family}"] = replicas(family, trace, loads)
+        print_replicas(family, source, found)
+    found = figures["slots"] = slots(2400 // part)
+    print("\n### The wait is for slots: 16 slots, 300 in, 200 out, 4 requests/s, target 2 s\n")
+    print("| rule | TTFT kept, of all offered | of admitted | seconds until a refused one is told | signed error |\n|---|---|---|---|---|")
+    for name, row in found.items():
+        total, told = row["report"]["total"], row["seconds until told"]
+        cells = f"{percent(total['ttft_attainment'])} | {percent(total['slo_met'])} | {'–' if told is None else f'{told:.2f}'}"
+        print(f"| {name} | {cells} | {error(row['report']['error_admitted'])} |")
+    trace, source = load_trace("conv", options.trace_dir, 4000)
+    rows = figures["cycles"] = cycles(trace, 1 if options.quick else 4)
+    print(f"\n### Overload in cycles: 10 × (10 s at 2×, 10 s at 0.5×), lengths of conv ({source}), two retries a client\n")
+    print(
+        "| seed | rule | at 2×: admitted | kept TTFT, % | work / capacity, % | retries that land after the step down | kept, % | Retry-After, mean s |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        for name in ("moore", "prediction", "open"):
+            one = row[name]
+            print(
+                f"| {row['seed']} | {name} | {one['admitted']} | {percent(one['admitted_kept'])} | {percent(one['work'])} | {one['returns_after']} "
+                f"| {percent(one['returns_kept'])} | {'–' if one['mean_retry_after'] is None else f'{one["mean_retry_after"]:.0f}'} |"
+            )
+    figures["seconds"] = time.perf_counter() - began
+    print(f"\n{figures['machine']}; {figures['seconds']:.0f} s")
+    if options.out:
+        options.out.write_text(json.dumps(figures, indent=1))
+    return 1 if missed and not options.quick else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

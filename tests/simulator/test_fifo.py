@@ -1,0 +1,63 @@
+"""The rules before one server, beside the exact optimum: small editions of `benchmarks/admission.py`."""
+
+from __future__ import annotations
+
+import pytest
+from headway_core.admission import Rule
+from headway_sim.fifo import FifoConfig, run, works
+from headway_sim.optimum import most_on_time
+from headway_sim.synthetic import synthetic
+
+
+def optimum(trace, load: float) -> float:
+    seconds, target = works(trace, load)
+    return len(most_on_time([one.at for one in trace], seconds, target)) / len(trace)
+
+
+@pytest.mark.parametrize(("family", "share", "roughly"), [("conv", 0.975, 0.96), ("code", 0.96, 0.94)])
+def test_moore_comes_close_to_the_optimum_and_the_plain_rules_do_not(family: str, share: float, roughly: float) -> None:
+    trace = synthetic(family, 2000, seed=3)
+    for load in (0.9, 2.0):
+        best = optimum(trace, load)
+        found = {rule: run(trace, FifoConfig(load, rule)).attainment for rule in Rule}
+        assert best >= found[Rule.MOORE] > found[Rule.PREDICTION] > found[Rule.QUEUED_TOKENS] > found[Rule.OPEN]
+        assert found[Rule.PREDICTION] > found[Rule.LITTLES_LAW] > found[Rule.OPEN]
+        assert found[Rule.MOORE] >= share * best
+        assert run(trace, FifoConfig(load, size_error=0.2, margin=0.05)).attainment >= roughly * best
+        assert run(trace, FifoConfig(load, size_error=0.2, margin=None)).attainment >= roughly * best, "learned margin"
+        assert found[Rule.PREDICTION] < 0.97 * best or load < 1
+
+
+def test_what_it_costs_is_shown_by_prompt_length() -> None:
+    trace = synthetic("conv", 2000, seed=5)
+    result = run(trace, FifoConfig(2.0))
+    quartiles = result.by_quartile(trace)
+    assert len(quartiles) == 4
+    assert sum(quartiles) / 4 == pytest.approx(result.attainment, abs=0.002)
+    assert quartiles[0] > 0.97
+    assert quartiles[3] < 0.5, "few long prompts are spent for many short ones"
+    assert result.given_up > 50
+    assert result.waited_in_vain < 0.3, "they learn it early"
+    assert not result.late, "with sizes known exactly nobody who is served is late"
+
+
+def test_weighed_by_tokens_longer_prompts_are_served_and_no_fewer_tokens() -> None:
+    trace = synthetic("conv", 2000, seed=5)
+    by_count, by_tokens = (run(trace, FifoConfig(2.0, by_tokens=weigh)) for weigh in (False, True))
+
+    def tokens(result) -> int:
+        return sum(trace[index].prompt_tokens for index in result.on_time)
+
+    assert tokens(by_tokens) >= tokens(by_count)
+    assert by_tokens.by_quartile(trace)[3] > 1.5 * by_count.by_quartile(trace)[3]
+    assert by_tokens.attainment < by_count.attainment
+
+
+def test_when_the_server_becomes_half_as_fast_promises_are_kept_after_a_moment() -> None:
+    trace = synthetic("conv", 2000, seed=6)
+    result = run(trace, FifoConfig(0.6, margin=None, slowdown=2.0))
+    late_half = [index for index in result.late if index >= 1000]
+    served_half = [index for index in result.on_time if index >= 1000]
+    assert len(late_half) < 0.03 * len(served_half)
+    assert len(served_half) > 0.8 * optimum(trace, 1.2) * 1000
+    assert len([index for index in run(trace, FifoConfig(0.6, Rule.OPEN, slowdown=2.0)).on_time if index >= 1000]) < 0.4 * len(served_half)
