@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -78,26 +78,29 @@ def one_server(family: str, trace: Sequence[TraceRequest]) -> dict[str, Any]:
 
 
 def print_one_server(family: str, source: str, figures: dict[str, Any]) -> None:
-    print(f"\n### One server, {family} ({source}), target 10 × mean work\n")
-    names = [rule.value for rule in RULES]
-    print(f"| ρ | optimum | {' | '.join(names)} |\n|---|---|{'---|' * len(names)}")
-    for row in figures["rows"]:
-        cells = [f"{100 * row['attainment'][name]:.1f}" for name in names]
-        print(f"| {row['load']} | {100 * row['optimum']:.1f} | {' | '.join(cells)} |")
+    print(f"\n### One server, {family} ({source}), target 10 × mean work: attainment over all offered, %\n")
+    rows, names = figures["rows"], [rule.value for rule in RULES]
+    table(["ρ", "optimum", *names], ([row["load"], percent(row["optimum"]), *percents(row["attainment"], names)] for row in rows))
     names = ["prediction", "moore", "prediction ±20%", "moore ±20%", "moore ±20% learned"]
-    print(f"\nAs a share of the optimum, %:\n\n| ρ | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
-    for row in figures["rows"]:
-        print(f"| {row['load']} | {' | '.join(f'{100 * row["share of optimum"][name]:.1f}' for name in names)} |")
-    print("\nAttainment by prompt-length quartile (shortest first), %, and tokens on time, %:\n")
-    print("| ρ | prediction | moore | moore by tokens | tokens: prediction / moore / by tokens |\n|---|---|---|---|---|")
-    for row in figures["rows"]:
-        names = ["prediction", "moore", "moore by tokens"]
-        cells = [" / ".join(f"{100 * one:.0f}" for one in row["quartiles"][name]) for name in names]
-        tokens = " / ".join(f"{100 * row['tokens on time'][name]:.1f}" for name in names)
-        print(f"| {row['load']} | {' | '.join(cells)} | {tokens} |")
+    print("\nAs a share of the optimum, %:\n")
+    table(["ρ", *names], ([row["load"], *percents(row["share of optimum"], names)] for row in rows))
+    print("\nAttainment by prompt-length quartile (shortest first), %, and prompt tokens that were on time, %:\n")
+    names = ["prediction", "moore", "moore by tokens"]
+    table(
+        ["ρ", *names, "tokens: prediction / moore / by tokens", "moore: given up after waiting, and how long (target = 1)"],
+        (
+            [
+                row["load"],
+                *(" / ".join(percent(one, 0) for one in row["quartiles"][name]) for name in names),
+                " / ".join(percents(row["tokens on time"], names)),
+                f"{percent(row['moore gave up'])}%, {row['moore waited in vain']:.2f}",
+            ]
+            for row in rows
+        ),
+    )
     goals = figures["goals"]
     for what, least, goal in (("exact", figures["least share"], goals["exact"]), ("±20%", figures["least share ±20%"], goals["±20%"])):
-        print(f"\nLeast share, sizes {what}: {100 * least:.1f}% (goal {100 * goal:.1f}%): {'reached' if least >= goal else 'MISSED'}")
+        print(f"\nLeast share, sizes {what}: {percent(least)}% (goal {percent(goal)}%): {'reached' if least >= goal else 'MISSED'}")
 
 
 def drift(trace: Sequence[TraceRequest]) -> dict[str, Any]:
@@ -134,18 +137,25 @@ def replicas(family: str, trace: Sequence[TraceRequest], loads: Sequence[float])
 
 def print_replicas(family: str, source: str, figures: dict[str, Any]) -> None:
     print(f"\n### Two replicas, {family} ({source}), capacity {figures['capacity tokens/s']:.0f} prefill tokens/s with decoders running\n")
-    print(
-        "| ρ | rule | TTFT kept, of all offered | of admitted | good (every token) | by prompt quartile | ITL p99 | signed error, median (p05, p95): admitted | shed |"
+    head = ["ρ", "rule", "TTFT kept, % of offered", "% of admitted", "every token in time, % of offered", "TTFT kept by prompt quartile, %"]
+    table(
+        [*head, "ITL p99, ms", "predicted - actual, ms: median (p05, p95), admitted", "shed"],
+        (
+            [
+                row["load"],
+                name,
+                percent(report["total"]["ttft_attainment"]),
+                percent(report["total"]["slo_met"]),
+                percent(report["total"]["good_share"]),
+                " / ".join(percent(one["ttft_attainment"], 0) for one in report["quartiles"]),
+                f"{1000 * (report['total']['itl_p99'] or 0):.0f}",
+                error(report["error_admitted"]),
+                error(report["error_shed"]),
+            ]
+            for row in figures["rows"]
+            for name, report in row["reports"].items()
+        ),
     )
-    print("|---|---|---|---|---|---|---|---|---|")
-    for row in figures["rows"]:
-        for name, report in row["reports"].items():
-            total = report["total"]
-            quartiles = " / ".join(percent(one["ttft_attainment"], 0) for one in report["quartiles"])
-            print(
-                f"| {row['load']} | {name} | {percent(total['ttft_attainment'])} | {percent(total['slo_met'])} | {percent(total['good_share'])} "
-                f"| {quartiles} | {1000 * (total['itl_p99'] or 0):.0f} ms | {error(report['error_admitted'])} | {error(report['error_shed'])} |"
-            )
 
 
 def slots(requests: int) -> dict[str, Any]:
@@ -182,14 +192,68 @@ def cycles(trace: Sequence[TraceRequest], seeds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def print_slots(figures: dict[str, Any]) -> None:
+    print("\n### The wait is for slots: 16 slots, 300 in, 200 out, 4 requests/s, target 2 s\n")
+    table(
+        ["rule", "TTFT kept, % of offered", "% of admitted", "seconds until a refused one is told", "predicted - actual, ms, admitted"],
+        (
+            [
+                name,
+                percent(row["report"]["total"]["ttft_attainment"]),
+                percent(row["report"]["total"]["slo_met"]),
+                number(row["seconds until told"], 2),
+                error(row["report"]["error_admitted"]),
+            ]
+            for name, row in figures.items()
+        ),
+    )
+
+
+def print_cycles(source: str, rows: list[dict[str, Any]]) -> None:
+    print(f"\n### Overload in cycles: 10 × (10 s at 2×, 10 s at 0.5×), lengths of conv ({source}), two retries a client\n")
+    head = ["seed", "rule", "at 2×: admitted", "kept TTFT, %", "work / capacity, %", "retries that land after the step down", "kept, %"]
+    table(
+        [*head, "Retry-After, mean s"],
+        (
+            [
+                row["seed"],
+                name,
+                row[name]["admitted"],
+                percent(row[name]["admitted_kept"]),
+                percent(row[name]["work"]),
+                row[name]["returns_after"],
+                percent(row[name]["returns_kept"]),
+                number(row[name]["mean_retry_after"], 0),
+            ]
+            for row in rows
+            for name in ("moore", "prediction", "open")
+        ),
+    )
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> None:
+    print("| " + " | ".join(map(str, head)) + " |")
+    print("|" + "---|" * len(head))
+    for row in rows:
+        print("| " + " | ".join(map(str, row)) + " |", flush=True)
+
+
 def percent(share: float | None, digits: int = 1) -> str:
     return "–" if share is None else f"{100 * share:.{digits}f}"
+
+
+def percents(shares: dict[str, float], names: Sequence[str]) -> list[str]:
+    return [percent(shares[name]) for name in names]
+
+
+def number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def error(figures: dict[str, Any]) -> str:
     if not figures["compared"]:
         return "–"
-    return f"{1000 * figures['median']:+.0f} ms ({1000 * figures['p05']:+.0f}, {1000 * figures['p95']:+.0f}; n = {figures['compared']})"
+    return f"{1000 * figures['median']:+.0f} ({1000 * figures['p05']:+.0f}, {1000 * figures['p95']:+.0f}), n = {figures['compared']}"
 
 
 def main() -> int:
@@ -200,9 +264,8 @@ def main() -> int:
     options = parser.parse_args()
     part = 10 if options.quick else 1
     began = time.perf_counter()
-    figures: dict[str, Any] = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    }
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    figures: dict[str, Any] = {"machine": machine}
     missed = False
     for family in ("conv", "code"):
         trace, source = load_trace(family, options.trace_dir, SIZES[family] // part)
@@ -212,37 +275,24 @@ def main() -> int:
     trace, source = load_trace("conv", options.trace_dir, SIZES["conv"] // part)
     found = figures["drift"] = drift(trace)
     print(f"\n### C drifts: half as fast from the middle on, conv ({source}), ρ 0.6 then 1.2\n")
-    print("| | after the change, of all offered | of admitted |\n|---|---|---|")
-    print(f"| optimum | {percent(found['optimum after'])} | |")
-    for name, row in found["rules"].items():
-        print(f"| {name} | {percent(row['attainment after'])} | {percent(row['kept of admitted after'])} |")
+    table(
+        ["rule", "after the change, % of offered", "% of admitted"],
+        [
+            ["optimum", percent(found["optimum after"]), ""],
+            *([name, percent(row["attainment after"]), percent(row["kept of admitted after"])] for name, row in found["rules"].items()),
+        ],
+    )
     for family, count, loads in (("conv", 6000, LOADS), ("code", 3000, LOADS), ("mooncake", 900, (0.9, 1.2))):
         trace, source = load_trace(family, options.trace_dir, count // part)
         found = figures[f"replicas {family}"] = replicas(family, trace, loads)
         print_replicas(family, source, found)
     found = figures["slots"] = slots(2400 // part)
-    print("\n### The wait is for slots: 16 slots, 300 in, 200 out, 4 requests/s, target 2 s\n")
-    print("| rule | TTFT kept, of all offered | of admitted | seconds until a refused one is told | signed error |\n|---|---|---|---|---|")
-    for name, row in found.items():
-        total, told = row["report"]["total"], row["seconds until told"]
-        cells = f"{percent(total['ttft_attainment'])} | {percent(total['slo_met'])} | {'–' if told is None else f'{told:.2f}'}"
-        print(f"| {name} | {cells} | {error(row['report']['error_admitted'])} |")
+    print_slots(found)
     trace, source = load_trace("conv", options.trace_dir, 4000)
-    rows = figures["cycles"] = cycles(trace, 1 if options.quick else 4)
-    print(f"\n### Overload in cycles: 10 × (10 s at 2×, 10 s at 0.5×), lengths of conv ({source}), two retries a client\n")
-    print(
-        "| seed | rule | at 2×: admitted | kept TTFT, % | work / capacity, % | retries that land after the step down | kept, % | Retry-After, mean s |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    for row in rows:
-        for name in ("moore", "prediction", "open"):
-            one = row[name]
-            print(
-                f"| {row['seed']} | {name} | {one['admitted']} | {percent(one['admitted_kept'])} | {percent(one['work'])} | {one['returns_after']} "
-                f"| {percent(one['returns_kept'])} | {'–' if one['mean_retry_after'] is None else f'{one["mean_retry_after"]:.0f}'} |"
-            )
+    figures["cycles"] = cycles(trace, 1 if options.quick else 4)
+    print_cycles(source, figures["cycles"])
     figures["seconds"] = time.perf_counter() - began
-    print(f"\n{figures['machine']}; {figures['seconds']:.0f} s")
+    print(f"\n{machine}; {figures['seconds']:.0f} s")
     if options.out:
         options.out.write_text(json.dumps(figures, indent=1))
     return 1 if missed and not options.quick else 0
