@@ -14,6 +14,7 @@ from headway_core.batching.plan import Item, Shape
 from headway_core.latency import StepTimeModel, calibration_shapes
 
 from headway_runtime.model_runner import ModelRunner
+from headway_runtime.pace import Pace
 from headway_runtime.sampling import SamplingParams
 
 LONGEST_ITERATION = 0.5
@@ -39,6 +40,7 @@ class Calibration:
         block_size: int,
         max_model_len: int,
         clock: Callable[[], float] = time.perf_counter,
+        pace: Pace | None = None,
     ) -> None:
         self._runner = runner
         self._max_num_seqs = max_num_seqs
@@ -46,6 +48,7 @@ class Calibration:
         self._block_size = block_size
         self._max_model_len = max_model_len
         self._clock = clock
+        self._pace = pace
 
     def largest_budget(self, at_most: int) -> int:
         """A first guess at how many prefill tokens fit in `LONGEST_ITERATION`, from one short prefill."""
@@ -73,7 +76,7 @@ class Calibration:
         progress(len(shapes), len(shapes))
 
     def seconds(self, shape: Shape) -> float:
-        """How long one iteration of this shape takes."""
+        """How long one iteration of this shape takes; under a pace, as long as that says without waiting for it."""
         items = self._items(shape)
         for item in items:
             known = np.arange(item.start + item.count, dtype=np.int32) % self._runner.vocab_size
@@ -83,7 +86,7 @@ class Calibration:
         elapsed = self._clock() - began
         for item in items:
             self._runner.free(item.row)
-        return elapsed
+        return elapsed if self._pace is None else max(elapsed, self._pace.seconds(shape))
 
     def _items(self, shape: Shape) -> list[Item]:
         """Decodes in the first rows, the prefill chunk in the next one; each on blocks of its own."""

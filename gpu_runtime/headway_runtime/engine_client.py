@@ -7,6 +7,7 @@ whatever reason, every request in flight is told, and `died` is set.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import subprocess
@@ -28,6 +29,8 @@ STALL_FACTOR = 10.0
 STALL_FLOOR = 10.0
 """Seconds without a finished step, with work to do, that are never called a stall: a page fault or a busy machine is none."""
 _EXIT_SECONDS = 5.0
+
+log = logging.getLogger("headway.runtime")
 
 
 class Listener(Protocol):
@@ -172,6 +175,8 @@ class EngineClient:
                 self._take(StepReport.unpack(message))
         except (LinkClosed, OSError):
             pass  # The same as an orderly end of the stream: nobody is there any more.
+        except Exception:
+            log.exception("a report of the engine could not be handed out: without it nothing can go on")
         finally:
             self._gone()
 

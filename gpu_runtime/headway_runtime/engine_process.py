@@ -30,6 +30,7 @@ from headway_runtime.link import EngineEnd, LinkClosed
 from headway_runtime.memory import choose_num_blocks
 from headway_runtime.messages import Commands, Ready, StepReport
 from headway_runtime.model_runner import ModelRunner
+from headway_runtime.pace import Pace
 from headway_runtime.settings import EngineSettings, SettingsError
 
 LOAD_INTERVAL = 0.05
@@ -71,7 +72,13 @@ class EngineLoop:
             prefix_caching=settings.prefix_caching,
         )
         self.engine = Engine(
-            runner, scheduler, model, block_size=settings.block_size, capacity=limits, prefix_caching=settings.prefix_caching
+            runner,
+            scheduler,
+            model,
+            block_size=settings.block_size,
+            capacity=limits,
+            prefix_caching=settings.prefix_caching,
+            stretch=None if settings.pace is None else Pace.parse(settings.pace).stretch,
         )
         self._books = EngineBooks(scheduler, model, self.capacity)
         self._runner = runner
@@ -169,6 +176,7 @@ def _calibrate(settings: EngineSettings, runner: ModelRunner, model: StepTimeMod
         num_blocks=num_blocks,
         block_size=settings.block_size,
         max_model_len=max_model_len,
+        pace=None if settings.pace is None else Pace.parse(settings.pace),
     )
     began = time.monotonic()
     at_most = CPU_BUDGET if settings.device == "cpu" else GPU_BUDGET

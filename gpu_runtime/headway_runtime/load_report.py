@@ -23,10 +23,11 @@ _NOTHING = Capacity(max_num_seqs=0, prefill_token_budget=0, max_model_len=0, blo
 class LoadReports:
     """Reports of one replica, numbered."""
 
-    def __init__(self, replica: str, pool: str, model: str) -> None:
+    def __init__(self, replica: str, pool: str, model: str, emulated_pace: str | None = None) -> None:
         self._replica = replica
         self._pool = pool
         self._model = model
+        self._emulated_pace = emulated_pace
         self._seq = 0
         self._dispatched: dict[str, int] = {}
         self.boot_id = uuid.uuid4().hex[:16]
@@ -67,6 +68,7 @@ class LoadReports:
             cordoned=cordoned,
             dispatched=dict(self._dispatched),
             kv_bytes_per_token=ready.kv_bytes_per_token if ready is not None else None,
+            emulated_pace=self._emulated_pace,
             message=message,
         )
         if load is None:

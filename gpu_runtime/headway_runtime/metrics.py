@@ -67,9 +67,12 @@ class RuntimeMetrics:
         )
         self._policy_age = Gauge(Metric.POLICY_AGE, "Seconds since a good policy was last read.", ["pool"], registry=self.registry)
         self._emulated = Gauge(Metric.EMULATED, "1 when iterations are stretched to emulate an accelerator.", registry=self.registry)
-        self._emulated.set(0)
         self._classes: frozenset[str] = frozenset()
         self._counted: dict[tuple[str, ...], int] = {}
+
+    def set_emulated(self, emulated: bool) -> None:
+        """Whether iterations are stretched."""
+        self._emulated.set(emulated)
 
     def set_classes(self, names: Iterable[str]) -> None:
         """The classes of the policy in force. Series of classes that it no longer has are dropped."""

@@ -25,7 +25,10 @@ def read_documents(path: Path) -> dict[str, bytes]:
 
     A mounted ConfigMap is a directory of symbolic links beside a ``..data`` of its own: names with a leading dot are not documents.
     """
-    files = sorted(file for file in path.glob("*.json") if not file.name.startswith(".")) if path.is_dir() else [path]
+    try:
+        files = sorted(file for file in path.glob("*.json") if not file.name.startswith(".")) if path.is_dir() else [path]
+    except OSError:
+        return {}
     documents = {}
     for file in files:
         try:

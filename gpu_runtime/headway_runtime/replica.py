@@ -48,7 +48,8 @@ class Replica:
         self.engine = EngineClient(settings.engine, prompts.eos_ids, self._on_report)
         self._prompts = prompts
         self._threads = ThreadPoolExecutor(ENCODING_THREADS, thread_name_prefix="encode")
-        self._reports = LoadReports(settings.replica_id, settings.pool, settings.served_model_name)
+        self._reports = LoadReports(settings.replica_id, settings.pool, settings.served_model_name, settings.engine.pace)
+        metrics.set_emulated(settings.engine.pace is not None)
         self._policy_file = None if settings.policy is None else PolicyFile(settings.policy, settings.pool, self._apply_policy)
         self._clamped_by: dict[str, str] = {}
         self._generations: set[Generation] = set()

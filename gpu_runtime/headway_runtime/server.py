@@ -80,6 +80,10 @@ class Server:
         if not await self._started():
             return 0 if self._asked_to_stop.is_set() else (await replica.stop() or 1)
         log.info("ready: %s serves %s", _url(self._serving), replica.model_name)
+        if self._settings.engine.pace is not None:
+            log.warning(
+                "this is an emulated accelerator (--pace %s): its speed says nothing about this machine", self._settings.engine.pace
+            )
         watching = asyncio.create_task(replica.watch_policy())
         await _first(self._asked_to_stop.wait(), replica.engine.died.wait())
         watching.cancel()

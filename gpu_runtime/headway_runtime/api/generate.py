@@ -63,9 +63,9 @@ class GenerateRoute:
 
     async def _serve(self, exchange: Exchange, arrival: float) -> int:
         replica = self._replica
-        replica.check_open()
         settings = replica.settings
         try:
+            replica.check_open()
             headers = read_headers(exchange.scope["headers"])
             body = await read_body(exchange.receive, headers.content_length, settings.max_body_bytes, settings.body_timeout)
             request = self._parse(parse_object(body))

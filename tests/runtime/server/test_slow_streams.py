@@ -40,7 +40,7 @@ def test_the_official_client_reads_such_a_stream(slow):
 
 
 def test_a_client_that_takes_nothing_is_dropped_and_its_work_with_it(slow, eventual):
-    """Megabytes of records for a client that reads none: it is given up, by the server when its buffers are full, by the kernel otherwise."""
+    """Megabytes of records for a client that reads none: it is given up, by the server if its buffers are full, else by the kernel."""
     before = slow.load()
     body = json.dumps({"prompt": "A", "n": 8, "logprobs": 5, "max_tokens": 8000, "ignore_eos": True, "stream": True}).encode()
     with socket.socket() as sock:

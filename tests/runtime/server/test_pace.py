@@ -1,0 +1,51 @@
+"""The emulated accelerator: iterations last as long as they were told to, it predicts them so, and it says what it is."""
+
+import json
+import statistics
+import threading
+
+import pytest
+from headway_runtime.settings import SettingsError, from_arguments
+
+PACE = "0.04,0.0005,0.002,0.00001"
+
+
+@pytest.fixture(scope="module")
+def paced(start_runtime, tiny_checkpoint, tmp_path_factory):
+    log = tmp_path_factory.mktemp("log") / "iterations.jsonl"
+    flags = ["--max-num-seqs", 4, "--prefill-token-budget", 32, "--num-blocks", 128, "--threads", 1, "--iteration-log", log, "--pace", PACE]
+    runtime = start_runtime(tiny_checkpoint("llama", max_position_embeddings=1024), *flags, quick=False)
+    runtime.iteration_log = log
+    return runtime
+
+
+def told(shape):
+    return 0.04 + 0.0005 * shape["prefill_tokens"] + 0.002 * shape["decode_rows"] + 0.00001 * shape["context_tokens"]
+
+
+def test_iterations_last_as_long_as_told_and_are_predicted_so(paced):
+    threads = [
+        threading.Thread(target=paced.completion, kwargs={"prompt": [5 + n] * 80, "max_tokens": 30, "ignore_eos": True}) for n in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    steps = [json.loads(line) for line in paced.iteration_log.read_text().splitlines()]
+    assert len(steps) >= 60 and max(step["shape"]["decode_rows"] for step in steps) == 4
+    assert all(step["seconds"] >= told(step["shape"]) * 0.999 for step in steps)
+    # A busy machine may only make it longer; half of the iterations are as they were told, within a fifth.
+    assert statistics.median(step["seconds"] / told(step["shape"]) for step in steps) < 1.2
+    assert statistics.median(abs(step["predicted"] / told(step["shape"]) - 1) for step in steps) < 0.2
+
+
+def test_it_says_that_it_is_emulated(paced, shared_runtime):
+    assert paced.load().emulated_pace == PACE and paced.metric("headway_engine_emulated_accelerator") == 1
+    assert "emulated accelerator" in paced.log
+    assert shared_runtime.load().emulated_pace is None and shared_runtime.metric("headway_engine_emulated_accelerator") == 0
+
+
+@pytest.mark.parametrize("pace", ["1,2,3", "a,b,c,d", "0,0,0,0", "-1,0,0,0", "inf,0,0,0", "nan,0,0,0", ""])
+def test_a_pace_that_is_none_is_refused(tiny_llama, pace):
+    with pytest.raises(SettingsError, match=r"--pace: .*four numbers"):
+        from_arguments(["--model", str(tiny_llama), f"--pace={pace}"])
