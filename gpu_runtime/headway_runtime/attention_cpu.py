@@ -1,8 +1,11 @@
-"""Attention over paged keys and values on a CPU: gather what a few rows see into a buffer that stays in the cache, then attend to it there.
+"""Attention over paged keys and values on a CPU.
 
-Rows are never padded to the longest: decoding rows of nearly the same length share a gather, a prefill chunk has one of its own and is cut
-into tiles of queries, so that the half of the square that the future would fill is mostly not computed. Grouped-query attention is a view:
-the queries that share a KV head stand beside each other. The layout of a batch is worked out once and used by all layers.
+A decoding row reads its blocks where they lie: the scores of a block are a weighted sum of rows of its keys (the weights are the query),
+the output a weighted sum of rows of its values (the weights are the probabilities), and a weighted sum of chosen rows is what
+`embedding_bag` computes, at the speed of memory. Nothing is gathered, and no key is copied.
+
+A prefill chunk reads each key many times, so its sequence is gathered once into a buffer. The layout of a batch is worked out once and used
+by all layers.
 """
 
 from __future__ import annotations
@@ -14,38 +17,43 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from headway_runtime.flat_batch import Chunk, FlatBatch
+from headway_runtime.attention_layout import Run, Span, chunk_span, decode_runs
+from headway_runtime.flat_batch import FlatBatch
 from headway_runtime.kv_cache import KVCache
 from headway_runtime.models.config import ModelConfig
 
-_SLACK = 1.125
-"""Rows share a gather while the longest has at most this many times the blocks of the shortest (or one more)."""
-_GATHER_BYTES = 2 << 20
-"""Size of a shared gather, keys and values together: past the second-level cache, well within the third."""
-_TILE = 128
-"""Queries of a prefill chunk that attend together."""
+_SLACK = 1.25
+_BAG_ENTRIES = 1 << 22
+"""Most rows of keys that one call adds up: bounds the index arrays of very long contexts."""
+_TILE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
-    """Rows [first, last) of the batch, one query each, over `blocks` blocks each."""
+    """A run of decoding rows, as bags of rows to add up."""
 
     first: int
     last: int
     blocks: int
+    key_rows: torch.Tensor
+    """(rows · H · G · blocks · D,) rows of `KVCache.key_rows`: one bag of D for each block that a query sees."""
+    key_bags: torch.Tensor
+    value_rows: torch.Tensor
+    """(rows · H · G · blocks · block_size,) rows of `KVCache.value_rows`: one bag for each query."""
+    value_bags: torch.Tensor
     mask: torch.Tensor | None
-    """(rows, 1, 1, blocks · block_size) additive; None when every gathered key is visible to its row."""
+    """(rows, 1, 1, blocks · block_size) additive."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """Queries [first, last) of the batch, all of one row, over `blocks` blocks."""
+    """A chunk: the pieces to gather, keys then values, (2 · H · blocks,), and (first, last, keys, additive mask) of each tile."""
 
     first: int
     last: int
     blocks: int
+    pieces: torch.Tensor
     tiles: tuple[tuple[int, int, int, torch.Tensor], ...]
-    """(first query, last query, visible keys, additive mask (queries, keys)), queries counted within the chunk."""
 
 
 class CpuAttention:
@@ -53,132 +61,107 @@ class CpuAttention:
 
     def __init__(self, config: ModelConfig, cache: KVCache, tables: NDArray[np.int32]) -> None:
         """`tables` (rows, blocks): the block numbers of each row; read at each `begin`."""
-        self._config = config
+        self._windows = config.windows
         self._cache = cache
         self._tables = tables
         self._groups = config.num_heads // config.num_kv_heads
-        self._piece_bytes = cache.pieces.shape[1] * cache.pieces.element_size()
+        self._scale = config.head_dim**-0.5
+        self._row_type = np.int32 if cache.data.numel() < 2**31 else np.int64
+        self._most_blocks = max(1, _BAG_ENTRIES // (config.num_heads * max(cache.head_dim, cache.block_size)))
         self._buffer = torch.empty(0, dtype=cache.data.dtype)
-        self._layouts: dict[int | None, tuple[list[_Decodes | _Prefill], torch.Tensor]] = {}
-        self._slots = torch.empty(0, dtype=torch.int64)
+        self._decodes: dict[int | None, list[_Decodes]] = {}
+        self._prefills: dict[int | None, list[_Prefill]] = {}
+        self._slots = (torch.empty(0, dtype=torch.int64),) * 2
 
     def begin(self, batch: FlatBatch) -> None:
-        """Lay out one iteration: where its new keys go, and which gathers each kind of layer does."""
-        size, heads = self._cache.block_size, self._cache.kv_heads
-        blocks = self._tables[batch.rows, batch.positions // size].astype(np.int64)
-        first = (blocks * self._cache.pieces_per_block * size + batch.positions % size)[:, None]
-        self._slots = torch.from_numpy((first + np.arange(heads) * size).ravel())  # (tokens · kv_heads,)
-        self._layouts = {window: self._layout(batch, window) for window in dict.fromkeys(self._config.windows)}
+        """Lay out one iteration: where its new keys go, and what each kind of layer reads."""
+        size, tables = self._cache.block_size, self._tables
+        blocks = tables[batch.rows, batch.positions // size].astype(np.int64)
+        self._slots = torch.from_numpy(blocks), torch.from_numpy(batch.positions % size)
+        for window in dict.fromkeys(self._windows):
+            runs = decode_runs(batch, tables, size, window, slack=_SLACK, most_blocks=self._most_blocks)
+            self._decodes[window] = [self._bags_of(run) for run in runs]
+            self._prefills[window] = [self._pieces_of(chunk_span(chunk, tables, size, window, tile=_TILE)) for chunk in batch.chunks]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `models.decoder.Attention`."""
-        config, cache = self._config, self._cache
-        cache.store(layer, 0, k, self._slots)
-        cache.store(layer, 1, v, self._slots)
-        gathers, pieces = self._layouts[config.windows[layer]]
-        pieces = pieces + layer * 2 * cache.kv_heads
+        cache = self._cache
+        cache.store(layer, k, v, *self._slots)
         q = q.view(-1, cache.kv_heads, self._groups, cache.head_dim)  # (tokens, H, G, D)
         out = torch.empty_like(q)
-        at = 0
-        for gather in gathers:
-            rows = gather.last - gather.first if isinstance(gather, _Decodes) else 1
-            keys, values = self._gather(pieces[at : (at := at + 2 * rows * cache.kv_heads * gather.blocks)], rows, gather.blocks)
-            queries, result = q[gather.first : gather.last], out[gather.first : gather.last]
-            if isinstance(gather, _Decodes):
-                result.copy_(functional.scaled_dot_product_attention(queries, keys, values, gather.mask))
-            else:
-                self._prefill(gather, queries, keys[0], values[0], result)
+        for run in self._decodes[self._windows[layer]]:
+            out[run.first : run.last] = self._decode(layer, run, q[run.first : run.last])
+        for chunk in self._prefills[self._windows[layer]]:
+            self._prefill(layer, chunk, q[chunk.first : chunk.last], out[chunk.first : chunk.last])
         return out.flatten(1)
 
-    def _gather(self, pieces: torch.Tensor, rows: int, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(2 · rows · H · blocks,) pieces → keys and values, (rows, H, blocks · block_size, D) each, in the buffer."""
+    def _decode(self, layer: int, run: _Decodes, q: torch.Tensor) -> torch.Tensor:
+        """q (rows, H, G, D) → the same."""
         cache = self._cache
-        needed = pieces.numel() * cache.pieces.shape[1]
-        if needed > self._buffer.numel():
-            self._buffer = torch.empty(needed, dtype=self._buffer.dtype)
-        buffer = self._buffer[:needed].view(-1, cache.pieces.shape[1])
-        torch.index_select(cache.pieces, 0, pieces, out=buffer)
-        keys, values = buffer.view(2, rows, cache.kv_heads, blocks * cache.block_size, cache.head_dim)
-        return keys, values
+        weights = (q * self._scale).unsqueeze(3).expand(*q.shape[:3], run.blocks, cache.head_dim)
+        scores = _sum_rows(cache.key_rows[layer], run.key_rows, run.key_bags, weights.reshape(-1))
+        scores = scores.view(*q.shape[:3], run.blocks * cache.block_size)  # (rows, H, G, keys)
+        if run.mask is not None:
+            scores += run.mask
+        weights = scores.softmax(-1)
+        return _sum_rows(cache.value_rows[layer], run.value_rows, run.value_bags, weights.view(-1)).view(q.shape)
 
-    def _prefill(self, gather: _Prefill, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
-        """q and out (queries, H, G, D); keys and values (H, keys, D)."""
-        for first, last, visible, mask in gather.tiles:
-            queries = q[first:last].permute(1, 2, 0, 3)  # (H, G, queries, D)
-            shape = (*queries.shape[:2], visible, keys.shape[-1])
+    def _prefill(self, layer: int, chunk: _Prefill, q: torch.Tensor, out: torch.Tensor) -> None:
+        """q and out (queries, H, G, D)."""
+        cache = self._cache
+        count = chunk.pieces.numel() * cache.piece_size
+        if count * 3 // 2 > self._buffer.numel():
+            self._buffer = torch.empty(count * 3 // 2, dtype=self._buffer.dtype)
+        gathered = self._buffer[:count].view(-1, cache.piece_size)
+        torch.index_select(cache.pieces[layer], 0, chunk.pieces, out=gathered)
+        laid, values = gathered.view(2, cache.kv_heads, chunk.blocks, cache.piece_size)
+        keys = self._buffer[count : count * 3 // 2].view(cache.kv_heads, chunk.blocks, cache.block_size, cache.head_dim)
+        keys.copy_(laid.view(cache.kv_heads, chunk.blocks, cache.head_dim, cache.block_size).transpose(2, 3))
+        keys = keys.view(cache.kv_heads, 1, -1, cache.head_dim)  # (H, 1, keys, D)
+        values = values.view(cache.kv_heads, 1, -1, cache.head_dim)
+        for first, last, visible, mask in chunk.tiles:
             seen = functional.scaled_dot_product_attention(
-                queries,
-                keys[:, None, :visible].expand(shape),  # the G queries of a KV head read one copy
-                values[:, None, :visible].expand(shape),
+                q[first:last].permute(1, 2, 0, 3),  # (H, G, queries, D)
+                keys[:, :, :visible].expand(-1, self._groups, -1, -1),  # the G queries of a KV head read one copy
+                values[:, :, :visible].expand(-1, self._groups, -1, -1),
                 mask,
             )
-            out[first:last].copy_(seen.permute(2, 0, 1, 3))
+            out[first:last] = seen.permute(2, 0, 1, 3)
 
     # ------------------------------------------------------------ layout
 
-    def _layout(self, batch: FlatBatch, window: int | None) -> tuple[list[_Decodes | _Prefill], torch.Tensor]:
-        """The gathers of layers with this window, and the pieces of all of them for layer 0, one after the other."""
-        gathers: list[_Decodes | _Prefill] = []
-        pieces: list[NDArray[np.int64]] = []
-        size = self._cache.block_size
-        newest = batch.decode_positions
-        oldest = np.zeros_like(newest) if window is None else np.maximum(newest - window + 1, 0)
-        first_blocks, last_blocks = oldest // size, newest // size
-        counts = last_blocks - first_blocks + 1
-        for first, last in self._share(counts):
-            blocks = int(counts[first:last].max())
-            columns = np.minimum(first_blocks[first:last, None] + np.arange(blocks), last_blocks[first:last, None])
-            pieces.append(self._pieces(self._tables[batch.decode_rows[first:last, None], columns]))
-            places = first_blocks[first:last, None] * size + np.arange(blocks * size)  # (rows, keys)
-            visible = (places <= newest[first:last, None]) & (places >= oldest[first:last, None])
-            gathers.append(_Decodes(first, last, blocks, None if visible.all() else self._mask(visible)[:, None, None]))
-        for chunk in batch.chunks:
-            gather, table = self._chunk(chunk, window)
-            gathers.append(gather)
-            pieces.append(self._pieces(table[None]))
-        return gathers, torch.from_numpy(np.concatenate(pieces))
+    def _bags_of(self, run: Run) -> _Decodes:
+        cache, size = self._cache, self._cache.block_size
+        pieces = cache.key_pieces(run.table)[:, :, None, :, None]  # (rows, H, 1, blocks, 1)
+        return _Decodes(
+            run.first,
+            run.last,
+            run.table.shape[1],
+            *self._bags(pieces * cache.head_dim + np.arange(cache.head_dim), 1),
+            *self._bags((pieces + cache.kv_heads) * size + np.arange(size), run.table.shape[1]),
+            mask=None if run.visible is None else self._mask(run.visible)[:, None, None],
+        )
 
-    def _share(self, counts: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Runs of rows that gather together: like lengths, and not more bytes than stay in the cache."""
-        most = max(1, _GATHER_BYTES // (2 * self._cache.kv_heads * self._piece_bytes))  # blocks in one gather
-        runs, first = [], 0
-        low = high = 0
-        for index, count in enumerate(counts.tolist()):
-            if index == first:
-                low = high = count
-                continue
-            low, high = min(low, count), max(high, count)
-            if high > max(low * _SLACK, low + 1) or high * (index - first + 1) > most:
-                runs.append((first, index))
-                first, low, high = index, count, count
-        if len(counts):
-            runs.append((first, len(counts)))
-        return runs
+    def _bags(self, rows: NDArray[np.int64], blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rows, H, 1, blocks, n) as the flat rows of all G queries, and where each bag of n · `blocks` of them begins, and the end."""
+        shape = (*rows.shape[:2], self._groups, *rows.shape[3:])
+        flat = np.broadcast_to(rows.astype(self._row_type), shape).reshape(-1)
+        bags = np.arange(0, flat.size + 1, rows.shape[4] * blocks, dtype=self._row_type)
+        return torch.from_numpy(flat), torch.from_numpy(bags)
 
-    def _pieces(self, table: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Blocks (rows, blocks) → pieces of layer 0 in the order (2, rows, H, blocks), flat."""
-        start = table.astype(np.int64) * self._cache.pieces_per_block
-        heads = np.arange(self._cache.kv_heads)
-        keys = start[:, None, :] + heads[None, :, None]  # (rows, H, blocks)
-        return np.stack((keys, keys + self._cache.kv_heads)).ravel()
-
-    def _chunk(self, chunk: Chunk, window: int | None) -> tuple[_Prefill, NDArray[np.int32]]:
-        size = self._cache.block_size
-        oldest = 0 if window is None else max(chunk.start - window + 1, 0)
-        first_block, last_block = oldest // size, (chunk.start + chunk.count - 1) // size
-        origin = first_block * size
-        tiles = []
-        for first in range(0, chunk.count, _TILE):
-            last = min(first + _TILE, chunk.count)
-            visible = chunk.start + last - origin
-            queries = np.arange(chunk.start + first, chunk.start + last)[:, None]
-            keys = origin + np.arange(visible)
-            seen = keys <= queries if window is None else (keys <= queries) & (keys > queries - window)
-            tiles.append((first, last, visible, self._mask(seen)))
-        gather = _Prefill(chunk.offset, chunk.offset + chunk.count, last_block - first_block + 1, tuple(tiles))
-        return gather, self._tables[chunk.row, first_block : last_block + 1]
+    def _pieces_of(self, span: Span) -> _Prefill:
+        keys = self._cache.key_pieces(span.table)
+        pieces = torch.from_numpy(np.stack((keys, keys + self._cache.kv_heads)).reshape(-1))
+        tiles = tuple((tile.first, tile.last, tile.keys, self._mask(tile.visible)) for tile in span.tiles)
+        return _Prefill(span.first, span.last, span.table.shape[1], pieces, tiles)
 
     def _mask(self, visible: NDArray[np.bool_]) -> torch.Tensor:
         """True → 0, False → -inf, in the dtype of the queries."""
         mask = torch.zeros(visible.shape, dtype=self._cache.data.dtype)
         return mask.masked_fill_(torch.from_numpy(~visible), -torch.inf)
+
+
+def _sum_rows(table: torch.Tensor, rows: torch.Tensor, bags: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """One weighted sum of rows of `table` (n, width) for each bag: (bags, width)."""
+    sums: torch.Tensor = torch.embedding_bag(table, rows, bags, False, 0, False, weights, True)[0]
+    return sums

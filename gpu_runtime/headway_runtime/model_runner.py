@@ -15,9 +15,11 @@ from headway_core.batching.plan import Item
 from numpy.typing import NDArray
 
 from headway_runtime.attention_cpu import CpuAttention
+from headway_runtime.attention_cuda import CudaAttention
 from headway_runtime.checkpoint import Checkpoint
 from headway_runtime.flat_batch import FlatBatch, flatten
 from headway_runtime.kv_cache import KVCache
+from headway_runtime.logit_edits import to_device
 from headway_runtime.models.decoder import Decoder
 from headway_runtime.sampler import Sampled, Sampler
 from headway_runtime.sampling import SamplingParams
@@ -76,7 +78,8 @@ class ModelRunner:
         with torch.inference_mode():
             self._cache = KVCache(checkpoint.config, num_blocks, block_size, checkpoint.dtype, self.device)
             self._decoder = Decoder(checkpoint, max_model_len, self.device)
-            self._attention = CpuAttention(checkpoint.config, self._cache, self._tables)
+            attention = CudaAttention if self.device.type == "cuda" else CpuAttention
+            self._attention = attention(checkpoint.config, self._cache, self._tables)
         self._sampler = Sampler(max_num_seqs, checkpoint.config.vocab_size, self.device, self.eos_ids)
 
     @property
@@ -109,7 +112,7 @@ class ModelRunner:
         batch, hidden = self._forward(items)
         sampled = Sampled(np.zeros(0, dtype=np.int32))
         if len(batch.sample_places):
-            chosen = hidden.index_select(0, torch.from_numpy(batch.sample_places))
+            chosen = hidden.index_select(0, to_device(batch.sample_places, self.device))
             sampled = self._sampler.sample(self._decoder.logits(chosen), batch.sample_rows)
             known = self._num_tokens[batch.sample_rows]
             fits = (sampled.ids >= 0) & (known < self.max_model_len)
@@ -123,7 +126,7 @@ class ModelRunner:
         """Compute the items and give the logits after every token of theirs, (tokens, vocab), item by item; nothing is sampled."""
         batch, hidden = self._forward(items)
         places = np.concatenate([batch.offsets[index] + np.arange(item.count) for index, item in enumerate(items)])
-        return self._decoder.logits(hidden.index_select(0, torch.from_numpy(places)))
+        return self._decoder.logits(hidden.index_select(0, to_device(places, self.device)))
 
     def _forward(self, items: Sequence[Item]) -> tuple[FlatBatch, torch.Tensor]:
         """Extend the block tables, store the new keys and values, and return the last layer's output for every token."""
@@ -133,7 +136,7 @@ class ModelRunner:
         batch = flatten(items)
         ids = self._tokens[batch.rows, batch.positions].astype(np.int64)
         self._attention.begin(batch)
-        return batch, self._decoder.hidden(torch.from_numpy(ids), torch.from_numpy(batch.positions), self._attention)
+        return batch, self._decoder.hidden(to_device(ids, self.device), to_device(batch.positions, self.device), self._attention)
 
     def _append_blocks(self, item: Item) -> None:
         held = int(self._num_blocks[item.row])
@@ -143,4 +146,4 @@ class ModelRunner:
         # Blocks before `start` hold a shared prefix. Of the others a tail is read before it is written, masked: it must hold numbers.
         fresh = item.new_blocks[max(0, -(-item.start // self._block_size) - held) :]
         if fresh:
-            self._cache.data.index_fill_(0, torch.tensor(fresh, device=self.device), 0)
+            self._cache.clear(to_device(np.array(fresh, dtype=np.int64), self.device))

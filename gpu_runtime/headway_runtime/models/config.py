@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from headway_core.errors import CheckpointError
 
 from headway_runtime.models.rope import Rope, read_rope
@@ -62,6 +63,11 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Width of the keys, or of the values, of one token."""
         return self.num_kv_heads * self.head_dim
+
+    def matrix_bytes(self, dtype: torch.dtype) -> int:
+        """Size of the matrices of all layers, embedding and head apart."""
+        in_layer = self.hidden_size * (2 * self.q_size + 2 * self.kv_size + 3 * self.intermediate_size)
+        return self.num_layers * in_layer * dtype.itemsize
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor that the model reads, by its public name, with its shape. A tied model's head is not among them."""

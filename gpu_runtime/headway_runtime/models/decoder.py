@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from headway_runtime.checkpoint import Checkpoint
-from headway_runtime.linear import Linear, packing_works
+from headway_runtime.linear import Linear, packing_works, plain_pays
 from headway_runtime.models.config import EMBEDDING, HEAD
 from headway_runtime.models.rope import RopeTable, rotate
 
@@ -32,14 +32,18 @@ class Decoder:
 
     def __init__(self, checkpoint: Checkpoint, max_len: int, device: torch.device) -> None:
         config = checkpoint.config
+        at = "model.layers.0.mlp."
         packed = packing_works(checkpoint.dtype, device)
+        plain = packed and plain_pays(
+            [checkpoint.tensor(f"{at}up_proj.weight"), checkpoint.tensor(f"{at}down_proj.weight")], config.matrix_bytes(checkpoint.dtype)
+        )
 
         def load(*names: str) -> torch.Tensor:
             return torch.cat([checkpoint.tensor(name) for name in names]).to(device) if names[1:] else checkpoint.tensor(*names).to(device)
 
         def linear(*names: str, bias: bool) -> Linear:
             weights, biases = [f"{name}.weight" for name in names], [f"{name}.bias" for name in names]
-            return Linear(load(*weights), load(*biases) if bias else None, packed=packed)
+            return Linear(load(*weights), load(*biases) if bias else None, packed=packed, plain=plain)
 
         self.config = config
         self.embedding = load(EMBEDDING)  # (vocab, hidden)
@@ -60,7 +64,7 @@ class Decoder:
                 )
             )
         self.norm = load("model.norm.weight")
-        self.head = Linear(self.embedding if config.tied else load(HEAD), packed=packed)
+        self.head = Linear(self.embedding if config.tied else load(HEAD), packed=packed, plain=False)
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
         """ids and positions (tokens,) int64 → the last layer's output, not yet normalised: (tokens, hidden)."""

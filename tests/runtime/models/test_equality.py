@@ -77,17 +77,17 @@ def requests_under_pressure(run, known, make_loop, make_request):
     _, budget, block_size, pressure, prefix_caching = run
     for seed in range(300):
         draw = random.Random(seed)
-        pool_of = known[: draw.choice((8, 12, 16))]
+        pool_of = known[: draw.choice((10, 13, 16))]
         count, gaps = draw.choice((40, 60)), draw.choice(((0, 1, 2), (0, 1, 1, 2, 3, 5, 8), (1, 10, 20, 40)))
         arrivals = list(accumulate(draw.choice(gaps) for _ in range(count)))
-        requests = [
-            make_request(draw.choice(pool_of), rank=index if pressure == "slots" else 0, arrival=arrivals[index]) for index in range(count)
-        ]
+        # Each newcomer outranks all before it where slots are short, some do where blocks are: those evict whatever is in their way.
+        ranks = [index if pressure == "slots" or draw.random() < 0.5 else 0 for index in range(count)]
+        requests = [make_request(draw.choice(pool_of), rank=rank, arrival=at) for rank, at in zip(ranks, arrivals, strict=True)]
         longest = max(len(request.answer.prompt) for request in requests) + OUTPUT
         pool = {
             "block_size": block_size,
-            "num_blocks": -(-int(longest * draw.choice((1, 1.25, 1.5) if pressure == "blocks" else (2, 3, 6))) // block_size),
-            "max_num_seqs": draw.choice((4, 8)) if pressure == "blocks" else 2,
+            "num_blocks": -(-int(longest * draw.choice((1, 1.5, 2, 3) if pressure == "blocks" else (2, 3, 6))) // block_size),
+            "max_num_seqs": draw.choice((4, 8, 16)) if pressure == "blocks" else 2,
         }
         record = make_loop(None, **pool).run(requests, budget=budget, prefix_caching=prefix_caching)
         if puts_to_the_test(run, record):
@@ -113,5 +113,5 @@ def test_every_request_gets_the_tokens_of_generate(run, answers, oracle, make_lo
     pool, requests = requests_under_pressure(run, answers(family), make_loop, make_request)
     record = make_loop(oracle(family).folder, **pool).run(requests, budget=budget, prefix_caching=prefix_caching)
 
-    assert [output for output in record.outputs] == [list(request.answer.output) for request in requests]
+    assert record.outputs == [list(request.answer.output) for request in requests]
     assert puts_to_the_test(run, record)

@@ -1,0 +1,106 @@
+"""Both paged attentions against the plain formula, over scattered blocks, mixed batches, windows, and stale neighbours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from headway_core.batching.plan import Item
+from headway_runtime.attention_cpu import CpuAttention
+from headway_runtime.attention_cuda import CudaAttention
+from headway_runtime.flat_batch import flatten
+from headway_runtime.kv_cache import KVCache
+from headway_runtime.models.config import read_config
+
+ATTENTIONS = {"cpu": (CpuAttention, "cpu"), "cuda's on a cpu": (CudaAttention, "cpu"), "cuda": (CudaAttention, "cuda")}
+LENGTHS = [1, 2, 15, 16, 17, 31, 33, 100, 7, 64]
+DECODES, CHUNKS = 8, ((8, 3, 4), (9, 0, 64))
+"""The first eight rows decode their last token; (row, start, count) for the others."""
+
+
+def config_with(window, kv_heads=2, layers=2):
+    return read_config(
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "vocab_size": 10,
+            "hidden_size": 96,
+            "intermediate_size": 8,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 6,
+            "num_key_value_heads": kv_heads,
+            "max_position_embeddings": 512,
+            "use_sliding_window": window is not None,
+            "sliding_window": window,
+            "max_window_layers": 1,
+        },
+        "config.json",
+    )
+
+
+def scattered_tables(block_size, draw):
+    """A block table for each length, blocks in no order, and how many there are."""
+    counts = [-(-length // block_size) for length in LENGTHS]
+    blocks = draw.permutation(sum(counts) + 3)
+    tables = np.zeros((len(LENGTHS), max(counts)), dtype=np.int32)
+    at = 0
+    for row, count in enumerate(counts):
+        tables[row, :count] = blocks[at : at + count]
+        at += count
+    return tables, len(blocks)
+
+
+def plain(q, keys, values, position, window):
+    """One query (heads, D) at `position` over keys and values (length, kv_heads, D)."""
+    group = q.shape[0] // keys.shape[1]
+    low = 0 if window is None else max(0, position - window + 1)
+    keys, values = (x[low : position + 1].repeat_interleave(group, dim=1) for x in (keys, values))
+    scores = torch.einsum("hd,lhd->hl", q, keys) / q.shape[-1] ** 0.5
+    return torch.einsum("hl,lhd->hd", scores.softmax(-1), values)
+
+
+@pytest.mark.parametrize("name", [*list(ATTENTIONS)[:2], pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("block_size", [1, 16, 32])
+@pytest.mark.parametrize("window", [None, 1, 16, 20])
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+def test_each_query_sees_its_own_past_and_nothing_else(name, block_size, window, kv_heads):
+    attention_type, device = ATTENTIONS[name]
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device, and this machine has none")
+    draw = np.random.default_rng(3)
+    torch.manual_seed(3)
+    config = config_with(window, kv_heads)
+    tables, num_blocks = scattered_tables(block_size, draw)
+    cache = KVCache(config, num_blocks, block_size, torch.float32, torch.device(device))
+    cache.data.fill_(1e4)  # what is not a row's own must not count
+    attention = attention_type(config, cache, tables)
+    starts = [length - 1 for length in LENGTHS[:DECODES]] + [start for _, start, _ in CHUNKS]
+    keys, values = (torch.randn(2, len(LENGTHS), max(LENGTHS), kv_heads, 16) for _ in range(2))
+    for layer in range(2):
+        for row, start in enumerate(starts):
+            for position in range(start):
+                block, offset = (torch.tensor([int(x)]) for x in (tables[row, position // block_size], position % block_size))
+                cache.store(
+                    layer, keys[layer, row, position][None].to(device), values[layer, row, position][None].to(device), block, offset
+                )
+    items = [Item(row, 0, row, start, 1, True, ()) for row, start in enumerate(starts[:DECODES])]
+    items += [Item(row, 0, row, start, count, True, ()) for row, start, count in CHUNKS]
+    batch = flatten(items)
+    attention.begin(batch)
+    q = torch.randn(len(batch.rows), config.num_heads, 16)
+    for layer in range(2):
+        new_keys, new_values = (x[layer, batch.rows, batch.positions].to(device) for x in (keys, values))
+        out = attention.attend(layer, q.to(device), new_keys, new_values).cpu().view(q.shape)
+        for place, (row, position) in enumerate(zip(batch.rows.tolist(), batch.positions.tolist(), strict=True)):
+            expected = plain(q[place], keys[layer, row], values[layer, row], position, config.windows[layer])
+            torch.testing.assert_close(out[place], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_decoding_rows_are_never_padded_to_the_longest():
+    config = config_with(None)
+    block_size, lengths = 16, [20, 30, 400, 500, 5000]
+    tables = np.arange(5 * 400, dtype=np.int32).reshape(5, 400)
+    cache = KVCache(config, 1, block_size, torch.float32, torch.device("cpu"))
+    attention = CpuAttention(config, cache, tables)
+    attention.begin(flatten([Item(row, 0, row, length - 1, 1, True, ()) for row, length in enumerate(lengths)]))
+    read = sum(run.value_rows.numel() for run in attention._decodes[None]) / config.num_heads
+    assert read < 1.25 * sum(lengths)
