@@ -172,7 +172,8 @@ class AdmissionController:
             if wait is not None and now + wait > request.deadline - self.margin(request):
                 return self._shed(request, ShedReason.PREFILL_WAIT, wait, now, prediction)
             return ()
-        if self.rule is Rule.LITTLES_LAW:
+        if self.rule is Rule.LITTLES_LAW or late_by is None:
+            # Also where no prediction is possible: what was admitted so far is known even then.
             ahead = place + sum(replica.waiting_at(request.priority) for replica in load.replicas)
             meter = self._admitted.get(request.priority)
             service = (prediction.own or 0.0) + prediction.iteration
@@ -191,15 +192,20 @@ class AdmissionController:
         return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0, now) for one in given_up)
 
     def _late_by(self, request: Request, prediction: Prediction, now: float) -> float | None:
+        """Seconds by which it would miss its target less the margin; None when that is unknown.
+
+        A wait that alone is too long is reason enough, whatever is unknown beside it: where outputs dominate, C may never be measured.
+        """
+        latest = request.deadline - self.margin(request) + 1e-9
         ttft = prediction.ttft
-        if ttft is None:
-            return None
-        return now + ttft - (request.deadline - self.margin(request)) - 1e-9
+        if ttft is not None:
+            return now + ttft - latest
+        late_by = now + prediction.at_least - latest
+        return late_by if late_by > 0 else None
 
     def _expiry(self, request: Request, prediction: Prediction) -> float:
         """The last instant at which sending it can still keep its promise."""
-        own = prediction.own
-        return math.inf if own is None else request.deadline - own - prediction.iteration
+        return request.deadline - (prediction.own or 0.0) - prediction.iteration
 
     def _shed(self, request: Request, reason: ShedReason, excess: float, now: float, prediction: Prediction = UNKNOWN) -> Shed:
         contended = reason not in (ShedReason.NO_REPLICA, ShedReason.DRAINING)

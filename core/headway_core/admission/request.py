@@ -84,6 +84,11 @@ class Prediction(NamedTuple):
         return max(prefill, slot, block) + own + iteration
 
     @property
+    def at_least(self) -> float:
+        """Seconds to the first token as far as they are known: the true figure is this or more."""
+        return max(self.prefill_wait or 0.0, self.slot_wait or 0.0, self.block_wait or 0.0) + (self.own or 0.0) + self.iteration
+
+    @property
     def binding(self) -> ShedReason:
         """Which wait is the longest: the reason to give when it is too long."""
         waits = (

@@ -117,14 +117,25 @@ def test_where_slots_are_short_the_late_one_goes_since_every_slot_is_alike(prior
 
 
 def test_while_rates_are_unknown_one_iteration_goes_in_the_rest_waits_and_nobody_is_shed(priority_class, request_of, busy) -> None:
-    slo = priority_class(target=0.001)
+    slo = priority_class(target=1.0)
     unknown = {"prefill_rate": None, "budget": 512}
     decision = controller().decide(request_of(5000, slo=slo), busy(backlog=100.0, **unknown), [slo], 0.0)
     assert isinstance(decision, Admit)
     decision = controller().decide(request_of(5000, slo=slo), busy(backlog=600.0, **unknown), [slo], 0.0)
     assert isinstance(decision, Wait)
     assert decision.prediction.ttft is None
-    assert decision.expiry == math.inf
+    assert decision.expiry == 1.0, "past its deadline it is late whatever is unknown"
+
+
+def test_one_wait_that_is_too_long_is_reason_enough_while_the_others_are_unknown(priority_class, request_of, busy) -> None:
+    slo = priority_class(target=5.0)
+    full = {"prefill_rate": None, "free_slots": 0}
+    decision = controller().decide(request_of(100, slo=slo), busy(completion_rate=0.25, **full), [slo], 0.0)
+    assert isinstance(decision, Wait)
+    waiting = request_of(100, slo=slo)
+    decision = controller().decide(request_of(100, slo=slo), busy(waiting, completion_rate=0.25, **full), [slo], 0.0)
+    assert isinstance(decision, Shed)
+    assert decision.reason is ShedReason.SLOT_WAIT
 
 
 def test_a_class_without_a_ttft_objective_waits_as_long_as_it_may(priority_class, request_of, busy) -> None:
@@ -170,6 +181,18 @@ def test_littles_law_bounds_how_many_may_wait_by_what_was_admitted(priority_clas
     # 2/s · (5 - 1) s: eight may be ahead.
     assert isinstance(door.decide(newcomer, busy(*waiting[:7]), [slo], 60.0), Wait)
     assert isinstance(door.decide(newcomer, busy(*waiting), [slo], 60.0), Shed)
+
+
+def test_without_a_prediction_littles_law_is_what_bounds_the_wait(priority_class, request_of, busy) -> None:
+    slo = priority_class(target=5.0)
+    door = controller()
+    waiting = [request_of(10, arrival=60.0, slo=slo) for _ in range(11)]
+    for step in range(120):
+        door.admitted(waiting[0], step * 0.5)
+    newcomer = request_of(10, arrival=60.0, slo=slo)
+    assert isinstance(door.decide(newcomer, busy(*waiting, prefill_rate=None), [slo], 60.0), Shed)
+    assert isinstance(door.decide(newcomer, busy(*waiting[:9], prefill_rate=None), [slo], 60.0), Wait)
+    assert isinstance(door.decide(newcomer, busy(*waiting), [slo], 60.0), Wait), "a prediction that holds is never overruled"
 
 
 def test_the_margin_is_learned_from_errors_near_the_target_and_leaves_room_to_learn_more(priority_class, request_of) -> None:
