@@ -39,6 +39,7 @@ class Record:
     book: TrafficBook | None = None
     progress: Progress = field(default_factory=Progress)
     refreshed: float = 0.0
+    """When figures were written last; a new record counts from its beginning."""
     shown: set[str] = field(default_factory=set)
 
 
@@ -173,7 +174,7 @@ class Reconciler:
         for key in ("observed", "classes"):
             if figures.traffic is None and key in before:
                 after[key] = before[key]
-        if not status.worth_writing(before, after, now - record.refreshed):
+        if not status.worth_writing(before, after, now - max(record.refreshed, record.began)):
             return
         if not self._may_write():
             raise NotLeading

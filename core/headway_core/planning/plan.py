@@ -54,6 +54,8 @@ class Memory:
 
     knobs: KnobMemory = KnobMemory()
     scaling: ScaleMemory = ScaleMemory()
+    judged: bool = False
+    """Whether there were samples enough to judge the promise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ def plan(snapshot: Snapshot, slo: ServingSLO, memory: Memory, now: float, drain_
     knobs = settle(found, snapshot.replicas, slo, current, memory=memory.knobs, now=now, may_move=may_turn_knobs)
     if enforced and wants_replicas and not _replicas_turn(knobs.memory.moved_at, _underway(snapshot, scaling, wish), slo, now):
         wish = replace(wish, replicas=None, message=f"{wish.message}; knobs first, replicas move a window of {slo.window:.0f}s later")
+    met = slo_met(snapshot, slo, memory.judged)
     actions: list[Action] = []
     if knobs.knobs != current:
         actions.append(SetKnobs(knobs.knobs, "KnobsChanged", knobs.message))
@@ -104,11 +107,11 @@ def plan(snapshot: Snapshot, slo: ServingSLO, memory: Memory, now: float, drain_
             metrics_available(snapshot, slo),
             feasible(knobs),
             within_bounds(knobs, slo, wish.unbounded),
-            slo_met(snapshot, slo),
+            met,
             active,
         ),
         knob_plan=knobs,
-        memory=Memory(knobs.memory, scaling),
+        memory=Memory(knobs.memory, scaling, judged=met.holds is not None),
     )
 
 

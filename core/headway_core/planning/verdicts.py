@@ -5,6 +5,7 @@ Shared by the operator's status and by `headway up`. True is normal for each of 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -76,7 +77,7 @@ def feasible(plan: KnobPlan) -> Verdict:
         )
     if found.capacity is None:
         return Verdict("Feasible", None, "NotEnoughData", found.unknown)
-    reason = "BoundBy" + "".join(word[:1].upper() + word[1:] for word in found.capacity.binding.name.lower().split("_"))
+    reason = "BoundBy" + "".join(word[:1].upper() + word[1:] for word in re.split(r"\W+", found.capacity.binding.value))
     return Verdict("Feasible", True, reason, plan.message)
 
 
@@ -96,8 +97,12 @@ def within_bounds(plan: KnobPlan, slo: ServingSLO, unbounded: int | None) -> Ver
     return Verdict("WithinBounds", True, "WithinBounds", "spec.bounds allow what the plan asks for")
 
 
-def slo_met(snapshot: Snapshot, slo: ServingSLO) -> Verdict:
-    """SLOMet, over what was admitted: every class and objective with enough samples keeps its percentile."""
+def slo_met(snapshot: Snapshot, slo: ServingSLO, judged_before: bool = False) -> Verdict:
+    """SLOMet, over what was admitted: every class and objective with enough samples keeps its percentile.
+
+    `judged_before`: half of the samples are enough to go on judging, so that traffic on the edge does not come and go.
+    """
+    enough = slo.min_samples / 2 if judged_before else slo.min_samples
     traffic = snapshot.traffic
     if traffic is None:
         return Verdict("SLOMet", None, "NoMetrics", "the gateways have not been read twice yet")
@@ -107,7 +112,7 @@ def slo_met(snapshot: Snapshot, slo: ServingSLO) -> Verdict:
         counted = traffic.classes.get(known.name, ClassTraffic(known.name))
         for objective, percentile in _percentiles(known):
             samples = counted.judged.get(objective, 0)
-            if samples < slo.min_samples:
+            if samples < enough:
                 continue
             judged += 1
             share = 100 * counted.good.get(objective, 0) / samples

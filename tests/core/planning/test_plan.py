@@ -393,6 +393,16 @@ class TestPromise:
         if holds is False:
             assert found.message == "class default: 94% of 100 requests kept TPOT, 95% are promised"
 
+    def test_traffic_on_the_edge_of_enough_samples_does_not_come_and_go(self, make):
+        slo = make.slo()
+        memory, seen = Memory(), []
+        for judged in (21, 19, 12, 21, 9, 19):
+            traffic = Traffic(60.0, {"default": self.class_traffic(judged, judged)}, make.demand(1), make.demand(1, 15.0))
+            decision = plan(make.snapshot(1, traffic=traffic), slo, memory, 0.0)
+            memory = decision.memory
+            seen.append(verdict(decision, "SLOMet").reason)
+        assert seen == ["Kept", "Kept", "Kept", "Kept", "TooFewSamples", "TooFewSamples"]
+
     def test_attainment_counts_shed_and_failed_but_not_what_clients_did(self):
         outcomes = {"ok": 80, "shed": 15, "upstream_error": 5, "client_error": 50, "client_closed": 50}
         assert ClassTraffic("x", outcomes=outcomes, good={"all": 76}).attainment == 0.76
