@@ -25,7 +25,6 @@ from pathlib import Path
 
 import psutil
 import uvloop
-
 from headway_core import contract
 from headway_core.contract import Capacity, Knobs, ReplicaState, RuntimeReport
 
@@ -74,14 +73,17 @@ class Upstream(asyncio.Protocol):
                 self.left = self.chunks
                 self.streams.add(self)
             else:
-                self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(_ANSWER) + _ANSWER)
+                self.transport.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(_ANSWER) + _ANSWER
+                )
 
     def connection_lost(self, error: Exception | None) -> None:
         self.streams.discard(self)
 
     def tick(self) -> None:
-        record = b'data: {"id":"x","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":"%d"}}]}\n\n' % (
-            time.monotonic_ns()
+        record = (
+            b'data: {"id":"x","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":"%d"}}]}\n\n'
+            % (time.monotonic_ns())
         )
         self.left -= 1
         if self.left > 0:
@@ -278,7 +280,11 @@ async def load_requests(port: int, count: int, seconds: float, key: str) -> None
     await asyncio.sleep(seconds)
     elapsed = time.monotonic() - begun
     taken.sort()
-    print(json.dumps({"requests": len(taken), "seconds": elapsed, "p50": taken[len(taken) // 2] / 1e6, "p99": taken[int(len(taken) * 0.99)] / 1e6}))
+    print(
+        json.dumps(
+            {"requests": len(taken), "seconds": elapsed, "p50": taken[len(taken) // 2] / 1e6, "p99": taken[int(len(taken) * 0.99)] / 1e6}
+        )
+    )
     sys.stdout.flush()
     os._exit(0)
 
@@ -379,15 +385,32 @@ def peer(litellm: Path, upstream_port: int) -> Iterator[tuple[psutil.Process, in
     port = 4519
     config = {
         "model_list": [
-            {"model_name": MODEL, "litellm_params": {"model": f"openai/{MODEL}", "api_base": f"http://127.0.0.1:{upstream_port}/v1", "api_key": "x"}}
+            {
+                "model_name": MODEL,
+                "litellm_params": {"model": f"openai/{MODEL}", "api_base": f"http://127.0.0.1:{upstream_port}/v1", "api_key": "x"},
+            }
         ],
         "general_settings": {"master_key": "sk-bench-1234"},
     }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(json.dumps(config))
-        command = [str(litellm), "--config", str(file), "--port", str(port), "--host", "127.0.0.1", "--num_workers", "1", "--telemetry", "False"]
-        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "LITELLM_LOG": "ERROR"})
+        command = [
+            str(litellm),
+            "--config",
+            str(file),
+            "--port",
+            str(port),
+            "--host",
+            "127.0.0.1",
+            "--num_workers",
+            "1",
+            "--telemetry",
+            "False",
+        ]
+        running = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "LITELLM_LOG": "ERROR"}
+        )
         try:
             _until_listening(port)
             yield psutil.Process(running.pid), port

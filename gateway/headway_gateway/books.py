@@ -13,10 +13,13 @@ from types import TracebackType
 
 from headway_core.admission.request import Request
 from headway_core.contract import OUTCOMES, ClassBooks, ShedReason
-from headway_core.histogram import LogHistogram
+from headway_core.histogram import GROWTH, SMALLEST, LogHistogram
 
 from headway_gateway.answers import Refused
 from headway_gateway.exchange import Cause, Stopped
+
+_UPPER = tuple(SMALLEST * GROWTH**index * (1 + 1e-10) for index in range(400))
+"""Upper bounds of the log buckets, up to a year and beyond, with the tolerance of `histogram.bucket`."""
 
 
 @dataclass(slots=True)
@@ -27,8 +30,10 @@ class Durations:
     sum: float = 0.0
 
     def add(self, seconds: float, times: int = 1) -> None:
-        """Counts one duration, `times` times."""
-        self.histogram.add(seconds, times)
+        """Counts one duration, `times` times. The same bucket as `LogHistogram.add` finds, looked up: this runs for every token."""
+        counts = self.histogram.counts
+        index = bisect.bisect_left(_UPPER, seconds)
+        counts[index] = counts.get(index, 0) + times
         self.sum += seconds * times
 
 

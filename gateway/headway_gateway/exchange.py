@@ -18,7 +18,7 @@ from headway_core.contract import REQUEST_ID
 
 from headway_gateway import answers
 from headway_gateway.answers import Answer, Refused
-from headway_gateway.upstream import Failure
+from headway_gateway.http_connection import Failure
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -31,6 +31,8 @@ CONNECTION = "headway.connection"
 
 _SANE_ID = re.compile(rb"^[A-Za-z0-9._:/+=@-]{1,128}$")
 _JSON = b"application/json"
+_AHEAD = 64 * 1024
+"""Bytes written and not yet taken by the client, beyond which it is behind: the server's own limit."""
 _LINGER_BYTES = 1 << 20
 _LINGER_SECONDS = 1.0
 _SLOWEST_UPLOAD = 1024.0
@@ -73,6 +75,7 @@ class Exchange:
         """The connection ends with this response: this gateway is going away."""
         self.sending_since: float | None = None
         """Since when the client has taken nothing although something is there for it."""
+        self._transport: asyncio.WriteTransport = scope["extensions"][CONNECTION]
         self._receive = receive
         self._send = send
         self._body_read = False
@@ -160,8 +163,7 @@ class Exchange:
         """Whether the client has taken nothing for `limit` seconds although something waits for it. Ask every second or so."""
         if self.sending_since is None:
             return False
-        transport = self._transport()
-        unsent = transport.get_write_buffer_size() if transport is not None else 0
+        unsent = self._transport.get_write_buffer_size()
         if unsent < self._unsent:
             self.sending_since = now
         self._unsent = unsent
@@ -169,14 +171,8 @@ class Exchange:
 
     async def abort(self) -> None:
         """Drops the connection without waiting for what the client never took."""
-        transport = self._transport()
-        if transport is not None:
-            transport.abort()
+        self._transport.abort()
         await asyncio.sleep(0)
-
-    def _transport(self) -> asyncio.WriteTransport | None:
-        transport: asyncio.WriteTransport | None = self.scope.get("extensions", {}).get(CONNECTION)
-        return transport
 
     # ------------------------------------------------------------ the response
 
@@ -193,6 +189,20 @@ class Exchange:
         self.sending_since = asyncio.get_running_loop().time()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self.sending_since = None
+
+    def write_now(self, data: bytes) -> bool:
+        """A piece of a body without a length, past the framework, in this very step of the loop; False when the client is behind.
+
+        Then `caught_up` must have returned before the next call. Frames as the server does for such a body: chunked.
+        """
+        transport = self._transport
+        if not transport.is_closing():
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return transport.get_write_buffer_size() <= _AHEAD
+
+    async def caught_up(self) -> None:
+        """Returns when the client has taken enough of what was written."""
+        await self.write(b"")
 
     async def finish(self, data: bytes = b"") -> None:
         """Sends the last piece of the body."""

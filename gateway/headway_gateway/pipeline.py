@@ -18,11 +18,12 @@ from headway_gateway.api import Asked
 from headway_gateway.books import Ticket
 from headway_gateway.dispatcher import Turn
 from headway_gateway.exchange import Cause, Exchange, Receive, Scope, Send, Stopped
+from headway_gateway.http_connection import Failure, UpstreamError
 from headway_gateway.keys import ANYBODY, Caller, KeyRing
 from headway_gateway.pools import Pools, ServedPool
 from headway_gateway.relay import Attempt, Relay
 from headway_gateway.settings import Settings
-from headway_gateway.upstream import Failure, Upstream, UpstreamError, forwarded
+from headway_gateway.upstream import Upstream, forwarded
 
 log = logging.getLogger("headway.gateway")
 
@@ -89,11 +90,12 @@ class Pipeline:
 
     async def _try(self, turn: Turn, pool: ServedPool, asked: Asked, *, caller: Caller, exchange: Exchange, ticket: Ticket) -> None:
         """Sends the request to the replica of `turn` and relays the answer; what is learned goes to the pool."""
-        root = pool.replicas.url(turn.replica)
-        if root is None:
+        place = pool.replicas.place(turn.replica)
+        if place is None:
             raise UpstreamError(Failure.CONNECT, "it has just gone")
         attempt = Attempt(
-            url=root + asked.endpoint.value,
+            place=place,
+            path=asked.endpoint.value,
             body=asked.body,
             headers=forwarded(exchange.headers.items(), exchange.request_id, pool.headers(turn, caller)),
             exchange=exchange,

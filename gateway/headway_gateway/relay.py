@@ -14,8 +14,9 @@ from headway_core.contract import LOAD, PROMPT_TOKENS, ShedReason
 
 from headway_gateway.books import Ticket
 from headway_gateway.exchange import Exchange, Header
+from headway_gateway.http_connection import Failure, UpstreamError
 from headway_gateway.sse import RecordStream, content_records, data_records
-from headway_gateway.upstream import Failure, Response, Upstream, UpstreamError
+from headway_gateway.upstream import Place, Response, Upstream
 
 KEEP_ALIVE = b": waiting for the first token\n"
 """A comment line without an empty line after it: it ends no record, so no client sees an empty one."""
@@ -28,7 +29,8 @@ _DEAD = (502, 503, 504)
 class Attempt:
     """One try: where it goes and who is told what. The members with defaults are what the answer said beside its bytes."""
 
-    url: str
+    place: Place
+    path: str
     body: bytes
     headers: Mapping[str, str]
     exchange: Exchange
@@ -55,7 +57,7 @@ class Relay:
         Raises:
             UpstreamError: the replica failed. If `exchange.started`, part of its answer is already out.
         """
-        async with await self.upstream.post(attempt.url, attempt.body, attempt.headers) as response:
+        async with await self.upstream.post(attempt.place, attempt.path, attempt.body, attempt.headers) as response:
             attempt.status = response.status
             attempt.load = response.header(LOAD)
             attempt.prompt_tokens = _count(response.header(PROMPT_TOKENS))
@@ -90,12 +92,17 @@ class Relay:
         records = RecordStream()
         headers = response.passed_on()
         last = await self._until_content(response, records, headers, attempt)
-        while data := await response.read():
+
+        def sink(data: bytes) -> bool:
+            nonlocal last
             passed = records.feed(data)
-            if passed:
-                ticket.content(loop.time(), data_records(passed))
-                last = passed
-                await exchange.write(passed)
+            if not passed:
+                return True
+            ticket.content(loop.time(), data_records(passed))
+            last = passed
+            return exchange.write_now(passed)
+
+        await response.pump(sink, exchange.caught_up)
         rest = records.rest()
         if not exchange.started:
             await exchange.start(response.status, headers)

@@ -19,7 +19,8 @@ from headway_core.admission import Door
 from headway_core.contract import PATH_LOAD, Endpoint, LoadHint, RuntimeReport, load_hint, load_runtime_report
 from headway_core.errors import DocumentError
 
-from headway_gateway.upstream import Failure, Upstream, UpstreamError
+from headway_gateway.http_connection import Failure, UpstreamError
+from headway_gateway.upstream import Place, Upstream
 
 log = logging.getLogger("headway.gateway.replicas")
 
@@ -37,10 +38,6 @@ class Address:
     host: str
     port: int
     control_port: int
-
-    def url(self, port: int) -> str:
-        """The root of one of its ports."""
-        return f"http://[{self.host}]:{port}" if ":" in self.host else f"http://{self.host}:{port}"
 
 
 @dataclass(slots=True)
@@ -79,11 +76,11 @@ class Replicas:
             self._endpoints = endpoints
             self._again.set()
 
-    def url(self, replica: str) -> str | None:
+    def place(self, replica: str) -> Place | None:
         """Where that replica serves; None when it is gone."""
         for watched in self._watched.values():
             if watched.replica == replica:
-                return watched.address.url(watched.address.port)
+                return watched.address.host, watched.address.port
         return None
 
     def unreachable(self) -> frozenset[str]:
@@ -175,8 +172,10 @@ class Replicas:
                 await self._poll(watched)
             except Exception as error:
                 # One odd replica is its own problem; the next poll may find it well.
-                watched.error = f"unexpected {type(error).__name__}: {error}"
-                log.exception("polling %s failed", watched.address.host)
+                said = f"unexpected {type(error).__name__}: {error}"
+                if watched.error != said:
+                    log.exception("polling %s failed", watched.address.host)
+                watched.error = said
             if all(other.replica or other.refused or other.error for other in self._watched.values()):
                 self.looked.set()
             due = max(due + self._interval, loop.time() + self._interval / 4)
@@ -187,7 +186,7 @@ class Replicas:
         begun = loop.time()
         try:
             status, body = await self._upstream.get(
-                watched.address.url(watched.address.control_port) + PATH_LOAD, patience=max(1.0, 2 * self._interval)
+                (watched.address.host, watched.address.control_port), PATH_LOAD, patience=max(1.0, 2 * self._interval)
             )
             if status != 200:
                 raise DocumentError(f"its {PATH_LOAD} answers {status}")

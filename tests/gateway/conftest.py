@@ -63,6 +63,8 @@ class StubRuntime:
     control_port: int = 0
     load_answer: bytes | None = None
     hints: bool = True
+    claims: int | None = None
+    """Slots that it says it has, when that is not the truth."""
 
     def __post_init__(self):
         self._free = asyncio.Semaphore(self.slots)
@@ -111,7 +113,7 @@ class StubRuntime:
             effective=Knobs(min(self.slots, 4096), 2048),
             running=self.running,
             waiting=waiting,
-            free_slots=max(0, self.slots - self.open),
+            free_slots=max(0, (self.claims or self.slots) - self.open),
             free_blocks=1_000_000,
             classes=(ClassLoad(0, waiting, self.running, 0),),
             prefill_rate=self.prefill_rate,

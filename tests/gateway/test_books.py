@@ -2,15 +2,16 @@
 
 import asyncio
 import dataclasses
+import random
 
 import pytest
 from headway_core import contract
 from headway_core.admission import Request
 from headway_core.contract import OUTCOMES, Policy, Pool, ShedReason
-from headway_core.histogram import GROWTH, LogHistogram
+from headway_core.histogram import GROWTH, SMALLEST, LogHistogram, bucket
 from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
 from headway_gateway.answers import Answer, Refused
-from headway_gateway.books import Ledger, Ticket
+from headway_gateway.books import Durations, Ledger, Ticket
 from headway_gateway.exchange import Cause, Stopped
 from headway_gateway.metrics import cumulative
 
@@ -131,6 +132,16 @@ def test_quantiles_of_exported_buckets_are_within_one_bucket_of_the_truth(truth)
     assert max(below) < truth <= upper * 1.0001 and upper / max(below) == pytest.approx(GROWTH**4, rel=1e-3)
     # The load report has the finer ones: ten percent around every target.
     assert LogHistogram(ledger.read().ttft).quantile(0.5) == pytest.approx(truth, rel=0.1)
+
+
+def test_durations_land_in_the_core_s_buckets():
+    rng = random.Random(3)
+    edges = [SMALLEST * GROWTH**index for index in range(0, 250, 7)]
+    values = [0.0, SMALLEST, 1.0, 86_400.0, *edges, *(10 ** rng.uniform(-6, 5) for _ in range(2_000))]
+    for value in values:
+        durations = Durations()
+        durations.add(value)
+        assert durations.histogram.counts == {bucket(value): 1}, value
 
 
 async def test_the_wait_in_the_queue_is_part_of_time_to_first_token(house, stub_runtime, until):

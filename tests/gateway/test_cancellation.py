@@ -26,8 +26,8 @@ PHASES = {
 async def test_work_stops_within_a_second_of_the_client_leaving(house, stub_runtime, until, tmp_path, phase, stream, how):
     keys = tmp_path / "keys"
     keys.write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
-    engine_queue = phase == "queued in the engine"
-    stub = stub_runtime(slots=1, prefill_rate=None if engine_queue else 1e5, completion_rate=0.01, hints=not engine_queue)
+    # A runtime that claims more slots than it has is sent requests that then wait there.
+    stub = stub_runtime(slots=1, completion_rate=0.01, claims=50 if phase == "queued in the engine" else None)
     gateway = await house(stub, keys=keys, rule="open")
     before, script = PHASES[phase]
     auth = [("authorization", f"Bearer {KEY}")]

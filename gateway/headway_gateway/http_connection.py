@@ -1,0 +1,225 @@
+"""One kept HTTP/1.1 connection to a replica: a request out, an answer in, pieces handed on in the loop step in which they arrive.
+
+A general client wakes a task for each piece it reads, and that wake-up costs more than relaying the piece does. Here the reader may leave
+a function (`pump`) that gets each piece at once; it says when it is behind, and reading pauses until it has caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import cast
+
+import httptools
+
+Header = tuple[bytes, bytes]
+
+_BUFFER = 128 * 1024
+"""Reading pauses while more than this waits to be taken."""
+
+
+class Failure(Enum):
+    """How a try came to nothing, before a byte of an answer was passed on."""
+
+    CONNECT = "connect"
+    """Nothing was sent: any other replica may try."""
+    STALE = "stale"
+    """A kept connection was closed under the request, and no byte came back: the usual race, worth one more try anywhere."""
+    RESET = "reset"
+    """The replica broke off: one other may try; a request that kills replicas must not meet them all."""
+
+
+class UpstreamError(Exception):
+    """A try that failed."""
+
+    def __init__(self, failure: Failure, reason: str) -> None:
+        super().__init__(reason)
+        self.failure = failure
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection; one request at a time. `lost` is called when it can no longer be used."""
+
+    def __init__(self, lost: Callable[[HttpConnection], None]) -> None:
+        self.status = 0
+        self.headers: list[Header] = []
+        """Names in lower case."""
+        self.complete = False
+        """The answer has wholly arrived."""
+        self.reusable = False
+        self.idle_timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport
+        self._lost = lost
+        self._parser = httptools.HttpResponseParser(self)
+        self._busy = False
+        self._used_before = False
+        self._heard = False
+        self._failure: str | None = None
+        self._pieces: list[bytes] = []
+        self._waiting = 0
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._sink: Callable[[bytes], bool] | None = None
+        self._behind = False
+
+    # ------------------------------------------------------------ a request and its answer
+
+    async def request(self, data: tuple[bytes, ...]) -> None:
+        """Sends a whole request and waits for the head of its answer.
+
+        Raises:
+            UpstreamError: there was none.
+        """
+        self.status, self.headers, self.complete, self.reusable = 0, [], False, False
+        self._busy = True
+        self._heard = False
+        self._transport.writelines(data)
+        while not self.status and self._failure is None:
+            await self._wait()
+        if not self.status:
+            stale = self._used_before and not self._heard
+            raise UpstreamError(Failure.STALE if stale else Failure.RESET, self._failure or "no answer")
+
+    async def read(self) -> bytes:
+        """What has arrived of the body since the last call, at least one byte; empty at the end.
+
+        Raises:
+            UpstreamError: the replica broke off.
+        """
+        while not self._pieces and not self.complete:
+            self._check()
+            await self._wait()
+        return self._take()
+
+    async def pump(self, sink: Callable[[bytes], bool], caught_up: Callable[[], Awaitable[None]]) -> None:
+        """Gives every further piece of the body to `sink` as it arrives, until the end.
+
+        When `sink` returns False it is behind: reading pauses until `caught_up` has returned.
+
+        Raises:
+            UpstreamError: the replica broke off.
+        """
+        self._sink = sink
+        try:
+            self._deliver()
+            while not self.complete or self._behind:
+                if self._behind:
+                    await caught_up()
+                    self._behind = False
+                    self._deliver()
+                else:
+                    self._check()
+                    await self._wait()
+        finally:
+            self._sink = None
+
+    def done(self) -> bool:
+        """Ends the use of the connection; True when it can take another request. Else it is closed, which tells the replica to stop."""
+        self._busy = False
+        self._used_before = True
+        if self.complete and self.reusable and self._failure is None and not self._pieces:
+            return True
+        self.close()
+        return False
+
+    def close(self) -> None:
+        """Drops the connection at once."""
+        self._transport.abort()
+
+    # ------------------------------------------------------------ what the transport says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is open."""
+        # uvloop's transports are not subclasses of asyncio's, so only a cast can say it.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Part of an answer; without a question it is the end of the connection."""
+        if not self._busy or self._failure is not None:
+            self.close()
+            return
+        self._heard = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._failure = f"what it answers is not HTTP: {error}"
+            self.close()
+        self._deliver()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It is closed: the proper end of an answer without a length, a failure of any other."""
+        if self.status and not self.complete and error is None and self._until_closed():
+            self.complete = True
+        if self._failure is None:
+            self._failure = f"it closed the connection ({error})" if error else "it closed the connection"
+        self._lost(self)
+        self._deliver()
+
+    # ------------------------------------------------------------ what the parser says
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header of it."""
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """The head is complete; an interim one (1xx) is passed over."""
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self.status = status
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._pieces.append(body)
+        self._waiting += len(body)
+
+    def on_message_complete(self) -> None:
+        """The answer is complete."""
+        if self.status:
+            self.complete = True
+            self.reusable = self._parser.should_keep_alive()
+
+    # ------------------------------------------------------------ inside
+
+    def _deliver(self) -> None:
+        if self._sink is not None:
+            if self._pieces and not self._behind and not self._sink(self._take()):
+                self._behind = True
+            elif not self.complete and self._failure is None:
+                self._hold_back()
+                return
+        self._hold_back()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _hold_back(self) -> None:
+        if self._waiting > _BUFFER and not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _take(self) -> bytes:
+        pieces, self._pieces, self._waiting = self._pieces, [], 0
+        if self._paused:
+            self._paused = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise UpstreamError(Failure.RESET, self._failure)
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _until_closed(self) -> bool:
+        """Whether the body ends with the connection, because nothing else says where it ends."""
+        return not any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
