@@ -160,6 +160,7 @@ class _Simulation:
             arrival=now,
             prompt_tokens=known,
             size_bytes=4 * known,
+            retry=attempt.repeated > 0,
             prefix=attempt.request.prefix if self.config.affinity else (),
             prefix_chunk_tokens=MOONCAKE_BLOCK,
         )

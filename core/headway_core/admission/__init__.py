@@ -13,8 +13,8 @@ How a gateway uses the parts, for one pool::
     door.fleet.cordoned = frozenset(policy.cordoned);  door.slo = policy.classes;  door.remove(replica)  # as the policy and DNS say
 
     # a request arrives
-    request = Request(next_id, policy.class_named(name), now, tokens.estimate(model, prompt), size_bytes=len(body),
-                      prefix=(chain := prefix_chain(prompt, contract.tenant_salt(tenant))), prefix_chunk_tokens=tokens_per_chunk)
+    request = Request(next_id, policy.class_named(name), now, tokens.estimate(model, prompt), size_bytes=len(body), retry=retry_count > 0,
+                      prefix=prefix_chain(prompt, contract.tenant_salt(tenant)), prefix_chunk_tokens=tokens_per_chunk)
     answers = door.offer(request, now)           # dispatch it, shed it (and perhaps others), or neither: it waits
 
     # after every call that may free something, and every few milliseconds while len(door.queue)
@@ -34,8 +34,9 @@ A client that goes away is `door.ended(...)` too, whichever phase it is in. When
 SIGTERM set `door.draining`: newcomers are shed with DRAINING, and what waits still has its turn.
 """
 
+from headway_core.admission.answers import Answers, Comparison, Dispatch
 from headway_core.admission.controller import AdmissionController
-from headway_core.admission.door import Answers, Comparison, Dispatch, Door
+from headway_core.admission.door import Door
 from headway_core.admission.fleet import Fleet
 from headway_core.admission.load import Load, ReplicaLoad
 from headway_core.admission.outliers import Outliers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 
 from headway_core.admission.load import Load
 from headway_core.admission.margin import ErrorBook
@@ -56,7 +57,9 @@ class AdmissionController:
     # ------------------------------------------------------------ learning
 
     def offered(self, request: Request, now: float) -> None:
-        """A request arrived, whatever becomes of it: demand."""
+        """A request arrived, whatever becomes of it: demand, unless it repeats an earlier one."""
+        if request.retry:
+            return
         self._offered_tokens.setdefault(request.priority, RateMeter()).add(request.uncached_tokens, now)
 
     def admitted(self, request: Request, now: float) -> None:
@@ -84,7 +87,10 @@ class AdmissionController:
         return self._fixed_margin * target if self._fixed_margin is not None else self.errors(request.priority).margin(target)
 
     def higher_work(self, slo: Sequence[PriorityClass], now: float) -> dict[int, float]:
-        """For `Load.higher_work`: the prefill tokens per second that classes above each one offer."""
+        """For `Load.higher_work`: the prefill tokens per second that classes above each one offer.
+
+        A class that was seen for too short a time to have a rate is not charged for yet.
+        """
         rates = {known.priority: self._tokens_per_second(known.priority, now) for known in slo}
         return {known.priority: sum(rate for rank, rate in rates.items() if rank > known.priority) for known in slo}
 
@@ -109,7 +115,7 @@ class AdmissionController:
         `slo`: the classes in force, whose shares count. `matches`: as in `routing.choose`.
         """
         if load.draining:
-            return self._shed(request, ShedReason.DRAINING, math.inf, now)
+            return self._shed(request, ShedReason.DRAINING, 0.0, now)
         if not load.replicas:
             return self._shed(request, ShedReason.NO_REPLICA, 0.0, now)
         if self.rule is Rule.OPEN:
@@ -118,12 +124,14 @@ class AdmissionController:
         order = [other for other in load.waiting if other.request_id != request.request_id]
         place = _place(order, request)
         shares = _shares(slo)
-        prediction = forecast([*order[:place], request], load, shares)[-1]
-        verdict = self._verdict(request, order, place, prediction, load=load, shares=shares, now=now)
+        order.insert(place, request)
+        predictions = forecast(order, load, shares)
+        verdict = self._verdict(order, place, predictions, load=load, shares=shares, now=now)
         if isinstance(verdict, Shed):
             return verdict
-        kept = {shed.request_id for shed in verdict}
-        route = None if any(other.request_id not in kept for other in order[:place]) else choose(request, load, matches)
+        prediction = predictions[place]
+        gone = {shed.request_id for shed in verdict}
+        route = None if any(other.request_id not in gone for other in order[:place]) else choose(request, load, matches)
         if route is not None:
             return Admit(route.replica, route.prediction, verdict)
         return Wait(self._expiry(request, prediction), prediction, verdict)
@@ -153,25 +161,23 @@ class AdmissionController:
 
     def _verdict(
         self,
-        request: Request,
-        order: list[Request],
+        order: Sequence[Request],
         place: int,
-        prediction: Prediction,
+        predictions: Sequence[Prediction],
         *,
         load: Load,
         shares: Mapping[int, float],
         now: float,
     ) -> tuple[Shed, ...] | Shed:
-        """Refusal of the newcomer, or whom to give up for it."""
-        target = request.target
-        if target is None:
+        """Refusal of the newcomer, which is in `order` at `place`, or whom to give up for it."""
+        request, prediction = order[place], predictions[place]
+        if request.target is None:
             return ()
         late_by = self._late_by(request, prediction, now)
         if self.rule is Rule.QUEUED_TOKENS:
             wait = prediction.prefill_wait
-            if wait is not None and now + wait > request.deadline - self.margin(request):
-                return self._shed(request, ShedReason.PREFILL_WAIT, wait, now, prediction)
-            return ()
+            excess = None if wait is None else now + wait - request.deadline + self.margin(request)
+            return self._shed(request, ShedReason.PREFILL_WAIT, excess, now, prediction) if excess is not None and excess > 0 else ()
         if self.rule is Rule.LITTLES_LAW or late_by is None:
             # Also where no prediction is possible: what was admitted so far is known even then.
             ahead = place + sum(replica.waiting_at(request.priority) for replica in load.replicas)
@@ -184,8 +190,9 @@ class AdmissionController:
             if late_by is not None and late_by > 0:
                 return self._shed(request, prediction.binding, late_by, now, prediction)
             return ()
-        with_newcomer = [*order[:place], request, *order[place:]]
-        given_up = moore(with_newcomer, load, shares, lambda one, seen: self._late_by(one, seen, now), self.by_tokens)
+        if not any(late is not None and late > 0 for late in map(self._late_by, order, predictions, repeat(now))):
+            return ()
+        given_up = moore(order, load, shares, lambda one, seen: self._late_by(one, seen, now), self.by_tokens)
         if any(one.request_id == request.request_id for one in given_up):
             late = late_by is not None and late_by > 0
             return self._shed(request, prediction.binding if late else ShedReason.OUTRANKED, late_by or 0.0, now, prediction)

@@ -9,51 +9,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from headway_core.admission.answers import Answers, Comparison, Dispatch
 from headway_core.admission.controller import AdmissionController
 from headway_core.admission.fleet import Fleet
 from headway_core.admission.load import Load
 from headway_core.admission.prefixes import PrefixIndex
 from headway_core.admission.queue import WaitingQueue
-from headway_core.admission.request import Admit, Prediction, Request, Shed, Wait
+from headway_core.admission.request import Admit, Request, Shed, Wait
 from headway_core.admission.routing import Route, choose
 from headway_core.contract import LoadHint, RuntimeReport, ShedReason
 from headway_core.slo import PriorityClass
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """Send `request` to `replica` now."""
-
-    request: Request
-    replica: str
-    number: int
-    """For the header `contract.DISPATCH`: ``f"{gateway}:{number}"``."""
-    priority: int
-    """For the header `contract.PRIORITY`: its class's, or a higher one when it has aged, so that it does not starve in the engine."""
-    prediction: Prediction
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A predicted TTFT against what happened; for a shed request, against what would have."""
-
-    priority: int
-    shed: bool
-    predicted: float
-    actual: float
-
-    @property
-    def error(self) -> float:
-        """predicted - actual, seconds."""
-        return self.predicted - self.actual
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What has to be done now. An offered request appears once, in `dispatches` or in `shed`, unless it is cancelled."""
-
-    dispatches: tuple[Dispatch, ...] = ()
-    shed: tuple[Shed, ...] = ()
 
 
 @dataclass(slots=True)

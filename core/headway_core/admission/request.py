@@ -25,6 +25,8 @@ class Request:
     """Exact, or the estimate of `tokens.TokenEstimator`."""
     size_bytes: int = 0
     """What it occupies while it waits."""
+    retry: bool = False
+    """An SDK marked it as a repetition: it is served like any other, and does not count as demand."""
     cached_tokens: int = 0
     """Prompt tokens that some replica probably holds (`prefixes.PrefixIndex`); fewer than `prompt_tokens`."""
     prefix: tuple[Hashable, ...] = ()

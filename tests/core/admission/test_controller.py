@@ -226,6 +226,11 @@ def test_saturation_is_raised_by_offered_work_before_any_queue_and_sheds_nobody(
         door.offered(request_of(120, slo=slo), step * 0.1)
     assert door.saturated(load, 90.0)
     assert isinstance(door.decide(request_of(1000, arrival=90.0, slo=slo), load, [slo], 90.0), Admit)
+    calm = controller()
+    for step in range(900):
+        calm.offered(request_of(90, slo=slo), step * 0.1)
+        calm.offered(request_of(90, slo=slo, retry=True), step * 0.1)
+    assert not calm.saturated(load, 90.0), "repetitions are no demand"
     assert not door.saturated(busy(prefill_rate=None), 90.0), "an unknown capacity is not a small one"
 
 
