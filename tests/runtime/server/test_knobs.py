@@ -84,9 +84,10 @@ def test_both_knobs_lowered_and_raised_under_load_are_obeyed_and_change_no_outpu
     try:
         eventual(lambda: len(served) >= 12, 60, "requests served under the first knobs")
         for revision, knobs in enumerate([(2, 8), (8, 64), (2, 8), (8, 64)], 2):
-            before = len(served)
             set_knobs(steered, policies, eventual, revision, max_num_seqs=knobs[0], prefill_token_budget=knobs[1])
-            eventual(lambda before=before: len(served) >= before + 12, 60, "requests served under these knobs")
+            before = len(served)
+            # At most 8 of these ran before the change: the others started under it.
+            eventual(lambda before=before: len(served) >= before + 16, 60, "requests served under these knobs")
     finally:
         stop.set()
         for thread in users:

@@ -12,13 +12,13 @@ PREFILL = [5] * 2000
 
 @pytest.fixture(scope="module")
 def slow(start_runtime, tiny_checkpoint):
-    flags = ["--quiet-stream-seconds", 0.1, "--stalled-client-seconds", 1, "--prefill-token-budget", 4, "--num-blocks", 2048]
+    flags = ["--quiet-stream-seconds", 0.03, "--stalled-client-seconds", 1, "--prefill-token-budget", 4, "--num-blocks", 2048]
     return start_runtime(tiny_checkpoint("llama", max_position_embeddings=16384), *flags, "--no-prefix-caching")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_stream_that_waits_for_its_first_token_is_kept_alive_by_whole_records(slow, path):
-    body = {"prompt": PREFILL} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hello" * 1000}]}
+    body = {"prompt": PREFILL} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hello" * 2000}]}
     with slow.client.stream("POST", f"{slow.url}{path}", json={**body, "max_tokens": 2, "stream": True, "ignore_eos": True}) as response:
         raw = response.read().decode()
     records = raw.split("\n\n")
