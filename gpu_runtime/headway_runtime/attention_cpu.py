@@ -144,8 +144,7 @@ class CpuAttention:
 
     def _bags(self, rows: NDArray[np.int64], blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(rows, H, 1, blocks, n) as the flat rows of all G queries, and where each bag of n · `blocks` of them begins, and the end."""
-        shape = (*rows.shape[:2], self._groups, *rows.shape[3:])
-        flat = np.broadcast_to(rows.astype(self._row_type), shape).reshape(-1)
+        flat = np.repeat(rows.astype(self._row_type), self._groups, axis=2).reshape(-1)
         bags = np.arange(0, flat.size + 1, rows.shape[4] * blocks, dtype=self._row_type)
         return torch.from_numpy(flat), torch.from_numpy(bags)
 

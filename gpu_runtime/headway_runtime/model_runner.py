@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from headway_core.batching.plan import Item
+from headway_core.errors import CheckpointError
 from numpy.typing import NDArray
 
 from headway_runtime.attention_cpu import CpuAttention
@@ -57,12 +58,11 @@ class ModelRunner:
         threads: int | None = None,
         eos_ids: Collection[int] = (),
     ) -> None:
-        """`eos_ids` are end tokens besides the checkpoint's own.
-
-        Raises CheckpointError; ValueError if `max_model_len` exceeds the model's positions.
-        """
-        if max_model_len > checkpoint.config.max_positions:
-            raise ValueError(f"max_model_len must be at most the model's {checkpoint.config.max_positions} positions, not {max_model_len}")
+        """`eos_ids` are end tokens besides the checkpoint's own. Raises CheckpointError, also if `max_model_len` exceeds the positions."""
+        positions, rope = checkpoint.config.max_positions, checkpoint.config.rope.kind
+        if max_model_len > positions:
+            reason = f"with a rotary embedding of type {rope} the model has {positions} positions, {max_model_len} were asked for"
+            raise CheckpointError(str(checkpoint.path), "max_position_embeddings", reason)
         if threads is not None:
             torch.set_num_threads(threads)
         self.device = torch.device(device)

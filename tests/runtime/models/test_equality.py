@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from itertools import accumulate, combinations, product
 
+import numpy as np
 import pytest
 
 UNLIMITED = 1 << 20
@@ -115,3 +116,49 @@ def test_every_request_gets_the_tokens_of_generate(run, answers, oracle, make_lo
 
     assert record.outputs == [list(request.answer.output) for request in requests]
     assert puts_to_the_test(run, record)
+
+
+def a_block_late(runner):
+    """Each row reads its second block where its first should be."""
+    append = runner._append_blocks
+
+    def off_by_one(item):
+        append(item)
+        held = int(runner._num_blocks[item.row])
+        runner._tables[item.row, :held] = np.roll(runner._tables[item.row, :held], 1 if held > 1 and item.start else 0)
+
+    runner._append_blocks = off_by_one
+
+
+def a_position_late(runner):
+    """Single tokens are rotated by one position too many."""
+    at = runner._decoder.rope.at
+    runner._decoder.rope.at = lambda positions: at(positions + 1 if len(positions) == 1 else positions)
+
+
+def a_window_wider(runner):
+    """Sliding layers see one token more than they should."""
+    runner._attention._windows = tuple(window and window + 1 for window in runner._attention._windows)
+
+
+def a_stale_row(runner):
+    """A row that is bound again keeps one token of the sequence before."""
+    bind = runner.bind
+
+    def stale(row, tokens, params, num_prompt):
+        before = int(runner._tokens[row, 0])
+        bind(row, tokens, params, num_prompt)
+        runner._tokens[row, 0] = before
+
+    runner.bind = stale
+
+
+@pytest.mark.parametrize("fault", [None, a_block_late, a_position_late, a_window_wider, a_stale_row])
+def test_the_comparison_notices_a_fault(fault, answers, oracle, make_loop, make_request):
+    loop = make_loop(oracle("mistral").folder, block_size=16, num_blocks=40, max_num_seqs=2)
+    if fault is not None:
+        fault(loop.runner)
+    requests = [make_request(answer) for answer in answers("mistral")[4:12]]
+    record = loop.run(requests, budget=16)
+    wrong = sum(output != list(request.answer.output) for request, output in zip(requests, record.outputs, strict=True))
+    assert (wrong > 0) == (fault is not None)
