@@ -81,8 +81,8 @@ class Books:
         if not (reusable and self.groups.hold(seq)):
             self._wait(seq, now)
 
-    def start(self, seq: Sequence, hits: list[int], blocks: int, now: float) -> None:
-        """A waiting sequence gets a row and `blocks` blocks, of which it finds `hits` in the cache."""
+    def start(self, seq: Sequence, hits: list[int], blocks: int, now: float) -> int:
+        """A waiting sequence gets a row, which is returned, and `blocks` blocks, of which it finds `hits` in the cache."""
         self.waiting.remove(seq)
         self.ageing.working(seq, now)
         self.tally.take_out(seq)
@@ -95,10 +95,11 @@ class Books:
         seq.num_published = len(hits)
         seq.publish_at = seq.num_computed + self.block_size if self.prefix_caching else NEVER
         if self._free_rows:
-            seq.row = heapq.heappop(self._free_rows)
+            row = heapq.heappop(self._free_rows)
         else:
-            seq.row = self._rows
+            row = self._rows
             self._rows += 1
+        seq.row = row
         if resumed:
             self.counters.resumed_hit_tokens += seq.num_computed
         else:
@@ -107,6 +108,7 @@ class Books:
         self.prefilling[seq.seq_id] = seq
         self.running_ranks[self.policy.rank(seq)] += 1
         self.tally.put_in(seq)
+        return row
 
     def preempt(self, seq: Sequence, now: float) -> None:
         """A running sequence loses what it holds and waits again; what it has in flight is dropped."""

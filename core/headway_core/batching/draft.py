@@ -93,11 +93,12 @@ class Draft:
             if partial is not None and (waiting is None or order(partial) < waiting[0]):
                 taken += 1
                 if partial.row is not None:
-                    left -= self._add_chunk(partial, left, ())
+                    left -= self._add_chunk(partial, partial.row, left, ())
             elif waiting is not None:
                 seq = waiting[1]
-                if self._try_to_start(seq):
-                    left -= self._add_chunk(seq, left, tuple(seq.blocks))
+                row = self._try_to_start(seq)
+                if row is not None:
+                    left -= self._add_chunk(seq, row, left, tuple(seq.blocks))
                 elif seq.promoted and books.running >= self._limits.max_num_seqs:
                     at += 1  # It waits for a slot; those that exchange one do not take it from it.
                 else:
@@ -120,7 +121,7 @@ class Draft:
         )
         return max(1, min(self._limits.prefill_token_budget, self._policy.budget(view, self._now)))
 
-    def _add_chunk(self, seq: Sequence, most: int, new_blocks: tuple[int, ...]) -> int:
+    def _add_chunk(self, seq: Sequence, row: int, most: int, new_blocks: tuple[int, ...]) -> int:
         """The next chunk of a running prefill, at most this many tokens; returns its length."""
         books = self._books
         start = seq.num_computed + seq.num_inflight
@@ -132,19 +133,17 @@ class Draft:
         books.ageing.working(seq, self._now)
         if samples:
             books.decoding[seq.seq_id] = books.prefilling.pop(seq.seq_id)
-        self._prefills[seq.seq_id] = Item(seq.seq_id, seq.epoch, seq.row or 0, start, count, samples, new_blocks)
+        self._prefills[seq.seq_id] = Item(seq.seq_id, seq.epoch, row, start, count, samples, new_blocks)
         return count
 
-    def _try_to_start(self, seq: Sequence) -> bool:
-        """Starts a waiting sequence if there is, or can be made, room for it."""
+    def _try_to_start(self, seq: Sequence) -> int | None:
+        """Starts a waiting sequence if there is, or can be made, room for it; its row, or None."""
         books, pool = self._books, self._books.pool
-        if seq.evicted_in == self._plan_id:
-            return False
         own_rank = self._policy.rank(seq)
         may_evict = self._policy.preempts and any(rank < own_rank for rank in books.running_ranks)
         lacks_slot = books.running >= self._limits.max_num_seqs
         if lacks_slot and not may_evict:
-            return False
+            return None
         hits = books.find(seq)
         blocks = self._blocks_to_start(seq)
         needed = blocks - len(hits) + self._headroom(seq, blocks, may_evict)
@@ -155,9 +154,8 @@ class Draft:
             # What was given up may still be in use by a plan in flight.
             short = needed - (pool.available - pool.unheld(hits))
             if short > 0 or (lacks_slot and not gone):
-                return False
-        books.start(seq, hits, blocks, self._now)
-        return True
+                return None
+        return books.start(seq, hits, blocks, self._now)
 
     def _blocks_to_start(self, seq: Sequence) -> int:
         # The last token that is generated is never computed.
@@ -197,7 +195,6 @@ class Draft:
     def _evict(self, seq: Sequence) -> None:
         if self._decodes.pop(seq.seq_id, None) or self._prefills.pop(seq.seq_id, None):
             seq.last_plan = seq.previous_plan
-        seq.evicted_in = self._plan_id
         self._evicted += 1
         self._books.preempt(seq, self._now)
 

@@ -90,8 +90,6 @@ class Sequence:
     """The newest plan that reads or writes its blocks."""
     previous_plan: int = -1
     """The one before that, in case the newest is still being drawn up and the sequence is taken out of it."""
-    evicted_in: int = -1
-    """The plan during whose drawing up it was evicted: it does not come back in the same one."""
     first_token_at: float | None = None
     preemptions: int = 0
     high_water: int = 0

@@ -222,7 +222,7 @@ class Engine:
         assert len({item.seq_id for item in plan.items}) == len(plan.items), "a sequence is in it twice"
         assert len({item.row for item in plan.items}) == len(plan.items), "a row is in it twice"
         self.check_decodes_are_in(plan, before)
-        self.check_order(plan)
+        self.check_order(plan, before)
         self.check_reuse(plan)
 
     def check_decodes_are_in(self, plan, before):
@@ -233,11 +233,13 @@ class Engine:
                 if state is State.RUNNING and computed >= end:
                     assert seq.seq_id in here, "a running decode is not in the iteration"
 
-    def check_order(self, plan):
+    def check_order(self, plan, before):
         """Nobody starts before one that goes first and waits, except those that were evicted in this very plan."""
         policy, waiting = self.scheduler.policy, self.scheduler._books.waiting
         passed_over = [
-            policy.order(seq) for seq in self.alive() if seq.seq_id in waiting and seq.evicted_in != plan.plan_id and not seq.promoted
+            policy.order(seq)
+            for seq in self.alive()
+            if seq.seq_id in waiting and seq.preemptions == before[seq.seq_id][4] and not seq.promoted
         ]
         bound = self.bound()
         for item in plan.items:

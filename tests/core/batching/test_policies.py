@@ -107,6 +107,12 @@ def test_the_limit_stays_the_ceiling(engine, step_times):
     assert run.launch().shape.prefill_tokens == 100
 
 
+def test_the_least_budget_does_not_lift_the_limit(engine, step_times):
+    run = engine(blocks=2000, block_size=4, budget=5, policy=DynamicSplit(step_times=step_times, least_budget=24))
+    run.add(20, max_tokens=5)
+    assert run.launch().shape.prefill_tokens == 5
+
+
 def test_prefill_that_waits_gets_its_least_budget_even_when_the_target_is_tighter_than_that(engine, step_times):
     run = engine(blocks=2000, block_size=4, budget=1000, policy=DynamicSplit(step_times=step_times, least_budget=24))
     run.add(20, max_tokens=500, tpot_target=0.012)

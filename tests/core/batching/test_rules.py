@@ -275,6 +275,22 @@ def test_nobody_is_evicted_when_that_would_not_make_enough_room(engine):
     run.check_end()
 
 
+@pytest.mark.parametrize(("prompt", "evicts"), [(27, True), (31, False)])
+def test_blocks_that_a_newcomer_would_share_make_no_room_for_it(engine, prompt, evicts):
+    run = engine(blocks=8, block_size=4, budget=100)
+    run.add(3, length=12, rank=2)
+    low = run.add([*range(8), 1], length=3, rank=0)
+    run.step()
+    assert run.scheduler.load(0.0).free_blocks == 4
+    # The low one holds 3 blocks, of which the urgent one would share 2: evicting it makes room for 1 more than the 4 that are free.
+    urgent = run.add([*range(8), *range(20, 12 + prompt)], max_tokens=1, rank=1)
+    run.launch()
+    assert (urgent.row is not None) == evicts
+    assert low.preemptions == evicts
+    run.run()
+    run.check_end()
+
+
 def test_only_as_many_are_evicted_as_are_needed(engine):
     run = engine(blocks=13, block_size=4, budget=100)
     short, long = run.add(3, length=30, rank=0), run.add(28, length=30, rank=0)
@@ -342,6 +358,52 @@ def test_preempted_ones_come_back_before_newcomers_of_their_class_and_after_high
 
 
 # ---------------------------------------------------------------- rule 5: no livelock
+
+
+def test_a_start_leaves_a_block_free_for_each_that_runs(engine):
+    run = engine(blocks=9, block_size=4, budget=100)
+    for _ in range(4):
+        run.add(6, length=2)
+    # Of 2 blocks each: 2 + 0, 4 + 1, 6 + 2, and 8 + 3 are more than there are.
+    assert len(run.launch().items) == 3
+    run.collect()
+    run.run()
+    run.check_end()
+
+
+def test_an_urgent_one_need_not_leave_blocks_for_a_lower_class(engine):
+    run = engine(blocks=4, block_size=4, budget=100)
+    low = run.add(6, length=2)
+    run.step()
+    urgent = run.add(6, length=2, rank=1)
+    assert urgent.seq_id in ids(run.launch())
+    assert low.preemptions == 0
+
+
+@pytest.mark.parametrize("preemptions", [1, 2, 3])
+def test_each_eviction_doubles_the_room_that_a_resumption_needs(engine, preemptions):
+    for spare in (2**preemptions - 1, 2**preemptions):
+        run = engine(blocks=3 + 2 + 1 + spare, block_size=4, budget=100, prefix_caching=False)
+        run.add(10, length=30)
+        run.step()
+        often = run.add(6, length=2, preemptions=preemptions)
+        run.launch()
+        # The other one has 3 blocks and gets one more left for it, this one needs 2.
+        assert (often.row is not None) == (spare == 2**preemptions)
+
+
+def test_after_many_evictions_it_resumes_only_in_a_pool_that_is_otherwise_empty(engine):
+    run = engine(blocks=20, block_size=4, budget=100, prefix_caching=False)
+    other = run.add(3, length=5)
+    run.step()
+    often = run.add(6, length=20, preemptions=50)
+    while other.seq_id not in run.finished:
+        assert often.row is None
+        run.step()
+    run.step()
+    assert often.row is not None
+    run.run()
+    run.check_end()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -413,6 +475,32 @@ def test_without_patience_it_would_wait_for_ever(engine):
     assert low.seq_id not in run.finished
 
 
+def test_a_long_queue_of_one_class_promotes_nobody(engine):
+    run = engine(blocks=100, block_size=4, budget=32, max_num_seqs=2, policy=PriorityPreemptive(patience=5.0))
+    for _ in range(20):
+        run.add(10, length=6)
+        run.now += 0.01
+    run.run()
+    run.check_end()
+    assert run.now > 50
+    assert not any(seq.promoted for seq in run.sequences.values())
+
+
+def test_a_paused_partial_prefill_ages_too(engine):
+    run = engine(blocks=400, block_size=4, budget=8, max_num_seqs=8, policy=PriorityPreemptive(patience=20.0))
+    low = run.add(40, length=1)
+    run.step()
+    assert low.num_computed == 8
+    for _ in range(100):
+        if low.seq_id in run.finished:
+            break
+        run.add(8, length=1, rank=1)
+        run.step()
+    assert low.promoted
+    assert run.now < 20 + 1 + 5 + 1
+    assert low.preemptions == 0
+
+
 def test_only_one_is_promoted_at_a_time(engine):
     run = engine(blocks=200, block_size=4, budget=32, max_num_seqs=4, policy=PriorityPreemptive(patience=20.0))
     for _ in range(20):
@@ -475,6 +563,23 @@ def test_a_token_sampled_before_an_eviction_is_dropped_and_sampled_again(engine)
     assert low.num_outputs == 0
     run.run()
     run.check_end()
+
+
+def test_a_decode_sits_out_rather_than_evict_when_blocks_are_on_their_way(engine):
+    run = engine(blocks=7, block_size=4, budget=100, depth=2)
+    first, leaving, third = run.add(3, length=9), run.add(7, length=9), run.add(3, length=9)
+    run.launch()
+    while first.num_computed + first.num_inflight < 8:
+        run.launch()
+        run.collect()
+    assert run.scheduler.load(0.0).free_blocks == 0
+    run.cancel(leaving)
+    assert run.launch() is None
+    run.collect()
+    assert ids(run.launch()) == [first.seq_id, third.seq_id]
+    run.run()
+    run.check_end()
+    assert run.scheduler.counters.preemptions == 0
 
 
 def test_results_come_in_the_order_of_the_plans_and_complete(engine):
