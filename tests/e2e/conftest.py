@@ -38,7 +38,7 @@ def _values() -> dict[str, Any]:
     torch = {"name": "torch", "hostPath": {"path": str(product_images.TORCH), "type": "Directory"}}
     return {
         "image": {"tag": product_images.TAG, "pullPolicy": "Never"},
-        "operator": {"enabled": False, "resources": {"requests": {"cpu": "50m"}}},
+        "operator": {"resources": {"requests": {"cpu": "50m"}}},
         "gateway": {"replicas": 1, "drainSeconds": 90, "resources": {"requests": {"cpu": "50m"}}},
         "runtime": {
             "drainSeconds": 90,

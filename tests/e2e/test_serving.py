@@ -1,6 +1,7 @@
 """From `helm install` to tokens of the default model through the gateway's Service, and on to an upgrade that nobody notices."""
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,19 @@ from rendering import CHART
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 LONG = 400
+SLO = {
+    "apiVersion": "headway.dev/v1alpha1",
+    "kind": "ServingSLO",
+    "metadata": {"name": "chat"},
+    "spec": {
+        "targetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "rel-headway-chat"},
+        "gatewayRef": {"name": "rel-headway-gateway"},
+        # Loose: this machine may be busy, and what is tested is the story, not the speed.
+        "objectives": {"ttft": {"target": "30s", "percentile": 50}, "tpot": {"target": "5s", "percentile": 50}},
+        "bounds": {"replicas": {"min": 1, "max": 1}},
+        "evaluation": {"window": "1m", "minSamples": 3},
+    },
+}
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -99,6 +113,51 @@ def test_an_upgrade_that_changes_the_gateway_restarts_no_runtime_and_cuts_no_str
     assert release.pods("runtime") == runtimes
 
 
+def test_an_slo_tells_its_story(release: Release):
+    """Applied, acknowledged by the pods, measured, judged: in the columns, in the conditions and in what `describe` prints."""
+    cluster, namespace = release.cluster, release.namespace
+    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(SLO))
+    cluster.wait_for(lambda: condition(release, "KnobsApplied") == ("True", "Acknowledged"), "the pods acknowledge the policy", patience=30)
+    assert condition(release, "TargetResolved")[0] == "True"
+    assert condition(release, "SLOMet") == ("Unknown", "NoTraffic"), "no request is no kept promise"
+    client = release.client()
+    (model,) = client.models.list().data
+
+    def asked_and_told() -> bool:
+        """People keep asking; figures are shown when a whole window was seen."""
+        for _ in client.chat.completions.create(model=model.id, messages=QUESTION, max_tokens=8, stream=True):
+            pass
+        return condition(release, "SLOMet")[0] == "True" and row(release)["TTFT"] != ""
+
+    cluster.wait_for(asked_and_told, "the promise is judged kept, with figures", patience=180, pause=2)
+    told = row(release)
+    assert {name: told[name] for name in ("NAME", "TARGET", "MET", "REPLICAS", "MODE", "READY")} == {
+        "NAME": "chat",
+        "TARGET": "rel-headway-chat",
+        "MET": "True",
+        "REPLICAS": "1",
+        "MODE": "Enforce",
+        "READY": "True",
+    }
+    assert re.fullmatch(r"[0-9.]+m?s", told["TTFT"]) and re.fullmatch(r"[0-9.]+m?s", told["TPOT"])
+    described = cluster.kubectl("describe", "sslo", "chat", "-n", namespace)
+    for words in ("Met", "Acknowledged", "Policy Revision:"):
+        assert words in described
+    runtime = next(iter(release.pods("runtime")))
+    report = json.loads(cluster.kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{runtime}:8001/proxy/load"))
+    applied = cluster.get("sslo/chat", namespace=namespace)["status"]["applied"]
+    assert report["policy"]["revision"] == applied["policyRevision"]
+
+
+def test_a_deleted_slo_goes_at_once_and_changes_nothing(release: Release):
+    cluster, namespace = release.cluster, release.namespace
+    before = release.pods("runtime")
+    scale = cluster.get("deployment/rel-headway-chat", namespace=namespace)["spec"]["replicas"]
+    cluster.kubectl("delete", "sslo", "chat", "-n", namespace, "--timeout", "20s")
+    assert cluster.get("deployment/rel-headway-chat", namespace=namespace)["spec"]["replicas"] == scale
+    assert release.pods("runtime") == before
+
+
 def test_every_pod_is_in_the_books_of_its_load_report(release: Release):
     """Read as the operator reads it: from the pods' control ports, found by their labels."""
     for component, path in (("gateway", "/load"), ("runtime", "/load")):
@@ -110,6 +169,20 @@ def test_every_pod_is_in_the_books_of_its_load_report(release: Release):
 def test_uninstalling_takes_everything_of_the_release_and_the_namespace_goes_unaided(release: Release):
     release.cluster.helm("uninstall", "rel", "--namespace", release.namespace, "--wait", "--timeout", "120s")
     release.cluster.kubectl("delete", "namespace", release.namespace, "--timeout", "60s", timeout=90)
+
+
+def condition(release: Release, kind: str) -> tuple[str, str]:
+    """(status, reason) of one condition; ("", "") when it is not there yet."""
+    found = release.cluster.get("sslo/chat", namespace=release.namespace).get("status", {}).get("conditions", [])
+    return next(((each["status"], each["reason"]) for each in found if each["type"] == kind), ("", ""))
+
+
+def row(release: Release) -> dict[str, str]:
+    """What `kubectl get sslo` shows, by column head; an empty cell is an empty string."""
+    heads, line = release.cluster.kubectl("get", "sslo", "-n", release.namespace).splitlines()
+    places = [(match.group(), match.start()) for match in re.finditer(r"\S+", heads)]
+    ends = [start for _, start in places[1:]] + [None]
+    return {head: line[start:end].strip() for (head, start), end in zip(places, ends, strict=True)}
 
 
 def read_long_stream(client: openai.OpenAI, model: str) -> tuple[str | None, int]:
