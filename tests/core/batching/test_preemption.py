@@ -33,6 +33,23 @@ def test_an_urgent_request_with_full_slots_starts_within_one_iteration(engine):
     assert run.scheduler.counters.preemptions_for_blocks == 0
 
 
+def test_the_oldest_keeps_its_slot_while_another_can_go(engine):
+    run = engine(blocks=100, block_size=4, budget=100, max_num_seqs=2)
+    oldest, other = run.add(3, length=30), run.add(11, length=30)
+    run.step()
+    assert oldest.num_computed < other.num_computed
+    run.add(6, length=3, rank=1)
+    run.launch()
+    assert (oldest.preemptions, other.preemptions) == (0, 1)
+    run.add(6, length=3, rank=1)
+    run.collect()
+    run.launch()
+    assert (oldest.preemptions, other.preemptions) == (1, 1)
+    run.collect()
+    run.run()
+    run.check_end()
+
+
 def test_one_that_is_in_the_plan_already_can_be_preempted_in_the_same_call(engine):
     run = engine(blocks=100, block_size=4, budget=16, max_num_seqs=1)
     low = run.add(4, length=30)
@@ -115,13 +132,13 @@ def test_blocks_that_a_newcomer_would_share_make_no_room_for_it(engine, prompt, 
 def test_only_as_many_are_evicted_as_are_needed(engine):
     run = engine(blocks=13, block_size=4, budget=100)
     short, long = run.add(3, length=30, rank=0), run.add(28, length=30, rank=0)
-    run.add(7, length=30, rank=0)
+    middle = run.add(7, length=30, rank=0)
     run.step()
     assert run.scheduler.load(0.0).free_blocks == 2
     urgent = run.add(24, length=2, rank=1)  # 7 blocks: the long one alone makes enough room, the others together do not
     plan = run.launch()
     assert urgent.seq_id in ids(plan)
-    assert (short.preemptions, long.preemptions) == (0, 1)
+    assert (short.preemptions, middle.preemptions, long.preemptions) == (0, 0, 1)
     run.run()
     run.check_end()
 
