@@ -16,21 +16,26 @@ import contextlib
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import uvloop
 from headway_core import contract
 from headway_core.contract import Capacity, Knobs, ReplicaState, RuntimeReport
+from headway_gateway.server import serve
+from headway_gateway.settings import Settings, parse_pool
 
 MODEL = "m"
 _BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": True}).encode()
 _PLAIN = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}).encode()
+_RECORD = b'data: {"id":"x","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":"%d"}}]}\n\n'
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _ANSWER = json.dumps(
     {
@@ -50,7 +55,7 @@ _ANSWER = json.dumps(
 class Upstream(asyncio.Protocol):
     """Answers every stream request with chunks that carry the instant they were written; every other one at once."""
 
-    streams: set[Upstream] = set()
+    streams: ClassVar[set[Upstream]] = set()
 
     def __init__(self, chunks: int) -> None:
         self.left = 0
@@ -77,14 +82,11 @@ class Upstream(asyncio.Protocol):
                     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(_ANSWER) + _ANSWER
                 )
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, _error: Exception | None) -> None:
         self.streams.discard(self)
 
     def tick(self) -> None:
-        record = (
-            b'data: {"id":"x","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":"%d"}}]}\n\n'
-            % (time.monotonic_ns())
-        )
+        record = _RECORD % time.monotonic_ns()
         self.left -= 1
         if self.left > 0:
             self.transport.write(b"%x\r\n%s\r\n" % (len(record), record))
@@ -102,7 +104,7 @@ class Control(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, _data: bytes) -> None:
         Control.seq += 1
         many = 1_000_000
         report = RuntimeReport(
@@ -155,7 +157,8 @@ class Pipe(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
         if self.other is None:
-            asyncio.ensure_future(asyncio.get_running_loop().create_connection(lambda: Pipe(self.port, self), "127.0.0.1", self.port))
+            loop = asyncio.get_running_loop()
+            self.opening = loop.create_task(loop.create_connection(lambda: Pipe(self.port, self), "127.0.0.1", self.port))
         else:
             self.other.other = self
             transport.write(self.other.early)
@@ -166,7 +169,7 @@ class Pipe(asyncio.Protocol):
         else:
             self.other.transport.write(data)
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, _error: Exception | None) -> None:
         if self.other is not None:
             self.other.transport.close()
 
@@ -204,7 +207,7 @@ class Stream(asyncio.Protocol):
         if whole and whole[-1].endswith(b"data: [DONE]"):
             self.transport.close()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, _error: Exception | None) -> None:
         self.done.set()
 
 
@@ -315,9 +318,6 @@ def gateway(ports: list[int]) -> Iterator[tuple[psutil.Process, int]]:
 
 
 async def serve_gateway(port: int, control: int) -> None:
-    from headway_gateway.server import serve
-    from headway_gateway.settings import Settings, parse_pool
-
     settings = Settings(host="127.0.0.1", port=0, control_port=0, pools=(parse_pool(f"p=127.0.0.1:{port}/{control}"),))
     await serve(settings, lambda _gateway, serving, _control: print(serving, flush=True))
 
@@ -338,12 +338,14 @@ def chunks(rounds: int, each: int) -> None:
     print("| relay | chunks/s | p50 / p99 ms | added p50 / p99 ms | CPU us per chunk | over bare |")
     print("|---|---|---|---|---|---|")
     sums: dict[str, list[dict[str, float]]] = {"none": [], "bare": [], "gateway": []}
-    with process(*part("upstream", each, 0.02, 0)) as (_, ports):
-        with process(*part("bare", ports[0])) as (bare_process, (bare_port,)), gateway(ports) as (gateway_process, gateway_port):
-            for _ in range(rounds + 1):
-                sums["none"].append(measured(None, "streams", ports[0], streams, 0))
-                sums["bare"].append(measured(bare_process, "streams", bare_port, streams, 0))
-                sums["gateway"].append(measured(gateway_process, "streams", gateway_port, streams, 0))
+    with contextlib.ExitStack() as stack:
+        _, ports = stack.enter_context(process(*part("upstream", each, 0.02, 0)))
+        bare_process, (bare_port,) = stack.enter_context(process(*part("bare", ports[0])))
+        gateway_process, gateway_port = stack.enter_context(gateway(ports))
+        for _ in range(rounds + 1):
+            sums["none"].append(measured(None, "streams", ports[0], streams, 0))
+            sums["bare"].append(measured(bare_process, "streams", bare_port, streams, 0))
+            sums["gateway"].append(measured(gateway_process, "streams", gateway_port, streams, 0))
     costs = {}
     for arm, (_, *results) in sums.items():  # the first round warms up
         count = sum(result["chunks"] for result in results)
@@ -420,8 +422,6 @@ def peer(litellm: Path, upstream_port: int) -> Iterator[tuple[psutil.Process, in
 
 
 def _until_listening(port: int) -> None:
-    import socket
-
     for _ in range(240):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             time.sleep(2.0)
