@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from gguf import GGUFReader, ReaderTensor, dequantize
 from headway_core.errors import CheckpointError
@@ -128,12 +129,12 @@ class GgufFile:
         """The tensor in float32, Q and K rows in the order that `models.rope` rotates."""
         found = self._tensors[name]
         try:
-            values = torch.from_numpy(dequantize(found.data, found.tensor_type))
+            values = torch.from_numpy(np.array(dequantize(found.data, found.tensor_type)))  # a copy: the file is mapped read-only
         except NotImplementedError as error:
             raise CheckpointError(str(self._path), name, f"is stored as {found.tensor_type.name}, which cannot be dequantised") from error
         if ".q_proj." in name or ".k_proj." in name:
             values = _unpermute(values, self.config.head_dim)
-        return values.clone()  # the file's memory map is read-only
+        return values
 
 
 def _unpermute(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
