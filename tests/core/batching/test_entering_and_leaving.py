@@ -3,6 +3,7 @@
 import pytest
 from headway_core.batching.plan import EventKind
 from headway_core.batching.sequence import State
+from headway_core.contract import ClassLoad
 from headway_core.errors import Unschedulable
 
 
@@ -155,6 +156,8 @@ def test_the_counters_add_up(engine):
     run.step()
     run.add(10, length=2, rank=1)
     run.add(10, length=2, rank=1)
+    run.step()
+    assert run.scheduler.load(0.0).classes[1] == ClassLoad(0, waiting=1, running=0, remaining_prefill_tokens=12)
     run.run()
     run.check_end()
     counters = run.scheduler.counters

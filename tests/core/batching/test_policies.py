@@ -219,6 +219,18 @@ def test_a_jump_further_than_is_known_to_be_steady_is_refused(engine):
         run.scheduler.fast_forward(1)
 
 
+def test_nothing_is_known_to_be_steady_after_one_ended_by_itself(engine):
+    run = engine(blocks=60, block_size=4)
+    run.add(10, length=2, max_tokens=20)
+    run.add(10, max_tokens=20)
+    run.step()
+    assert run.launch().stable_for > 0
+    run.collect()
+    assert len(run.finished) == 1
+    with pytest.raises(ValueError, match="0 are known"):
+        run.scheduler.fast_forward(1)
+
+
 @pytest.mark.parametrize("happening", ["add", "cancel", "limits", "schedule"])
 def test_nothing_is_known_to_be_steady_after_something_happened(engine, happening):
     run = engine(blocks=60, block_size=4)

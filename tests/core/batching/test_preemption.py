@@ -5,7 +5,8 @@ from math import ceil, log2
 import pytest
 from headway_core.batching.plan import EventKind
 from headway_core.batching.policies import PriorityPreemptive
-from headway_core.batching.sequence import State
+from headway_core.batching.preemption import victim_for_growth
+from headway_core.batching.sequence import Sequence, State
 
 
 def ids(plan):
@@ -169,6 +170,22 @@ def test_a_low_class_never_evicts_a_higher_one(engine):
     assert low.preemptions > 0
     assert high.preemptions == 0
     assert other.preemptions == 0 or low.preemptions > 0
+
+
+def test_one_that_is_spared_does_not_evict_a_higher_class_instead():
+    def running(seq_id, rank, preemptions):
+        return Sequence(seq_id, rank, float(seq_id), 10, preemptions=preemptions, num_computed=10)
+
+    oldest, high, often, other = running(0, 1, 0), running(1, 1, 0), running(2, 0, 3), running(3, 0, 4)
+
+    def victim(asking, *sequences):
+        return victim_for_growth(asking, sequences, lambda seq: seq.rank)
+
+    assert victim(often, oldest, high, often) is often
+    assert victim(often, oldest, high, often, other) is other, "of the two the younger"
+    assert victim(high, oldest, high, often, other) is high, "the only one that was not preempted so often"
+    assert victim(oldest, oldest, often) is often
+    assert victim(oldest, oldest) is None
 
 
 def test_one_that_was_preempted_three_times_is_spared_while_another_can_be_found(engine):
@@ -337,6 +354,21 @@ def test_a_paused_partial_prefill_ages_too(engine):
     assert low.promoted
     assert run.now < 20 + 1 + 5 + 1
     assert low.preemptions == 0
+
+
+def test_a_promoted_one_that_waits_for_a_slot_does_not_hold_up_an_exchange(engine):
+    run = engine(blocks=100, block_size=4, budget=32, max_num_seqs=1)
+    low = run.add(10, length=20)
+    run.step()
+    promoted = run.add(10, length=2, promoted=True)
+    urgent = run.add(10, length=2, rank=1)
+    assert ids(run.launch()) == [urgent.seq_id]
+    assert low.preemptions == 1
+    run.collect()
+    run.run()
+    run.check_end()
+    starts = [item.seq_id for plan in run.plans for item in plan.items if item.new_blocks and item.start in (0, 8)]
+    assert starts == [low.seq_id, urgent.seq_id, promoted.seq_id, low.seq_id]
 
 
 def test_only_one_is_promoted_at_a_time(engine):
