@@ -1,6 +1,6 @@
 """The rules of the door beside the exact optimum, and before simulated replicas.
 
-    python benchmarks/admission.py [--trace-dir DIR] [--quick] [--out admission.json]
+    python benchmarks/admission.py [--trace-dir DIR] [--quick] [--only PART ...] [--out admission.json]
 
 With --trace-dir the published traces are used (azure_2023_conv.csv, azure_2023_code.csv, mooncake_conversation.jsonl), else synthetic
 ones of the same statistics. Everything runs under a virtual clock, so the machine decides how long it takes and nothing else.
@@ -32,6 +32,9 @@ from headway_sim.synthetic import synthetic
 from headway_sim.traces import TraceRequest, at_rate, read
 
 LOADS = (0.5, 0.9, 1.2, 2.0)
+PARTS = ("one-server", "drift", "replicas", "slots", "cycles")
+REPLICA_ARMS = (("conv", 3000, LOADS), ("code", 1600, LOADS), ("mooncake", 500, (0.9, 1.2)))
+"""Trace, requests from its beginning, loads: schedulers are simulated iteration by iteration, so not the whole traces."""
 RULES = (Rule.OPEN, Rule.QUEUED_TOKENS, Rule.LITTLES_LAW, Rule.PREDICTION, Rule.MOORE)
 FILES = {"conv": "azure_2023_conv.csv", "code": "azure_2023_code.csv", "mooncake": "mooncake_conversation.jsonl"}
 SIZES = {"conv": 19_366, "code": 8_819, "mooncake": 12_031}
@@ -192,6 +195,17 @@ def cycles(trace: Sequence[TraceRequest], seeds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def print_drift(source: str, figures: dict[str, Any]) -> None:
+    print(f"\n### C drifts: half as fast from the middle on, conv ({source}), ρ 0.6 then 1.2\n")
+    table(
+        ["rule", "after the change, % of offered", "% of admitted"],
+        [
+            ["optimum", percent(figures["optimum after"]), ""],
+            *([name, percent(row["attainment after"]), percent(row["kept of admitted after"])] for name, row in figures["rules"].items()),
+        ],
+    )
+
+
 def print_slots(figures: dict[str, Any]) -> None:
     print("\n### The wait is for slots: 16 slots, 300 in, 200 out, 4 requests/s, target 2 s\n")
     table(
@@ -261,36 +275,33 @@ def main() -> int:
     parser.add_argument("--trace-dir", type=Path, help="folder with the published traces; without it synthetic ones are made")
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     parser.add_argument("--out", type=Path, help="write all figures here as JSON")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts alone")
     options = parser.parse_args()
     part = 10 if options.quick else 1
     began = time.perf_counter()
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     figures: dict[str, Any] = {"machine": machine}
     missed = False
-    for family in ("conv", "code"):
+    for family in ("conv", "code") if "one-server" in options.only else ():
         trace, source = load_trace(family, options.trace_dir, SIZES[family] // part)
         found = figures[f"one server {family}"] = one_server(family, trace)
         print_one_server(family, source, found)
         missed |= found["least share"] < GOALS[family][0] or found["least share ±20%"] < GOALS[family][1]
-    trace, source = load_trace("conv", options.trace_dir, SIZES["conv"] // part)
-    found = figures["drift"] = drift(trace)
-    print(f"\n### C drifts: half as fast from the middle on, conv ({source}), ρ 0.6 then 1.2\n")
-    table(
-        ["rule", "after the change, % of offered", "% of admitted"],
-        [
-            ["optimum", percent(found["optimum after"]), ""],
-            *([name, percent(row["attainment after"]), percent(row["kept of admitted after"])] for name, row in found["rules"].items()),
-        ],
-    )
-    for family, count, loads in (("conv", 6000, LOADS), ("code", 3000, LOADS), ("mooncake", 900, (0.9, 1.2))):
+    if "drift" in options.only:
+        trace, source = load_trace("conv", options.trace_dir, SIZES["conv"] // part)
+        figures["drift"] = drift(trace)
+        print_drift(source, figures["drift"])
+    for family, count, loads in REPLICA_ARMS if "replicas" in options.only else ():
         trace, source = load_trace(family, options.trace_dir, count // part)
-        found = figures[f"replicas {family}"] = replicas(family, trace, loads)
-        print_replicas(family, source, found)
-    found = figures["slots"] = slots(2400 // part)
-    print_slots(found)
-    trace, source = load_trace("conv", options.trace_dir, 4000)
-    figures["cycles"] = cycles(trace, 1 if options.quick else 4)
-    print_cycles(source, figures["cycles"])
+        figures[f"replicas {family}"] = replicas(family, trace, loads)
+        print_replicas(family, source, figures[f"replicas {family}"])
+    if "slots" in options.only:
+        figures["slots"] = slots(2400 // part)
+        print_slots(figures["slots"])
+    if "cycles" in options.only:
+        trace, source = load_trace("conv", options.trace_dir, 4000)
+        figures["cycles"] = cycles(trace, 1 if options.quick else 3)
+        print_cycles(source, figures["cycles"])
     figures["seconds"] = time.perf_counter() - began
     print(f"\n{machine}; {figures['seconds']:.0f} s")
     if options.out:
