@@ -36,6 +36,7 @@ class Lease:
         self._seen_at = 0.0
         self.term = 0
         """Grows each time the lease was taken from somebody else, or from nobody: what was remembered before may be out of date."""
+        LEADING.set_function(lambda: float(self.held))
         self.trouble: str | None = None
         """Why the last attempt failed."""
 
@@ -55,7 +56,6 @@ class Lease:
                 if self.trouble is None:
                     log.warning("lease: %s", error)
                 self.trouble = str(error)
-            LEADING.set(self.held)
             if self.held != was:
                 log.info("%s the lease %s as %s", "holding" if self.held else "no longer holding", self._path, self.identity)
             await asyncio.sleep(PERIOD)
@@ -65,7 +65,6 @@ class Lease:
         if not self.held:
             return
         self._renewed_at = None
-        LEADING.set(0)
         try:
             current = await self._kube.get(self._path)
             if current.get("spec", {}).get("holderIdentity") == self.identity:

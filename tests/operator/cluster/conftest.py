@@ -5,17 +5,19 @@ on loopback addresses, and has them read the policy when they are touched, as a 
 """
 
 import contextlib
-import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from headway_core.contract import (
@@ -89,9 +91,32 @@ class Operator:
     def text(self):
         return self.log.read_text()
 
+    @property
+    def port(self):
+        """Where it answers, by its own words; None before it says so."""
+        found = re.search(r"/healthz on port (\d+)", self.text)
+        return int(found[1]) if found else None
+
+    def metrics(self):
+        """The text of /metrics; empty before it answers."""
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+            return answer.read().decode()
+        return ""
+
+    @property
+    def leads(self):
+        return self.port is not None and "headway_operator_leading 1.0" in self.metrics()
+
+    def cpu(self):
+        """CPU seconds used so far."""
+        times = psutil.Process(self.process.pid).cpu_times()
+        return times.user + times.system
+
 
 class World:
     """One namespace with a target, a gateway, a policy ConfigMap and an account for the operator."""
+
+    rules = RULES
 
     def __init__(self, plane, namespace, tmp):
         self.plane, self.namespace, self.tmp = plane, namespace, tmp
@@ -107,6 +132,8 @@ class World:
         self.model, self.mix, self.capacity = MODEL, MIX, CAPACITY
         self.silent, self.garbage, self.deaf, self.stuck = set(), set(), set(), {}
         """Pods that do not answer; that answer nonsense; that never read a policy; that fail to start, with the reason why."""
+        self.never, self.refusal, self.clamped = False, None, {}
+        """Whether runtimes never answer; why they cannot read a policy; what they clamp."""
         self.running = {}
         self.born, self.addresses, self.policies, self.touched = {}, {}, {}, {}
         self.offered = 0.0
@@ -145,6 +172,10 @@ class World:
         self.service(GATEWAY, {"headway.dev/gateway": GATEWAY})
         self.deploy(TARGET, replicas, {"headway.dev/runtime": TARGET})
         self.deploy(GATEWAY, gateways, {"headway.dev/gateway": GATEWAY})
+
+    def grant_all(self):
+        """The account and its rights, nothing else."""
+        self.grant(RULES)
 
     def grant(self, rules, account="operator"):
         rbac = client.RbacAuthorizationV1Api(self.api)
@@ -189,18 +220,19 @@ class World:
         )
 
     def slo(self, name="chat", annotations=None, **spec):
+        whole = {
+            "targetRef": {"name": TARGET},
+            "gatewayRef": {"name": GATEWAY},
+            "objectives": {"ttft": {"target": "2s"}, "tpot": {"target": "50ms"}},
+            "evaluation": {"window": "4s", "minSamples": 10},
+            "behavior": {"scaleDown": {"stabilizationWindow": "6s"}},
+            **spec,
+        }
         body = {
             "apiVersion": "headway.dev/v1alpha1",
             "kind": "ServingSLO",
             "metadata": {"name": name, "annotations": annotations or {}},
-            "spec": {
-                "targetRef": {"name": TARGET},
-                "gatewayRef": {"name": GATEWAY},
-                "objectives": {"ttft": {"target": "2s"}, "tpot": {"target": "50ms"}},
-                "evaluation": {"window": "4s", "minSamples": 10},
-                "behavior": {"scaleDown": {"stabilizationWindow": "6s"}},
-                **spec,
-            },
+            "spec": {key: value for key, value in whole.items() if value is not None},
         }
         return self.custom.create_namespaced_custom_object("headway.dev", "v1alpha1", self.namespace, "servingslos", body)
 
@@ -327,7 +359,10 @@ class World:
         self.core.patch_namespaced_pod_status(name, self.namespace, {"status": status})
 
     def _read_policies(self, name):
-        data = self.core.read_namespaced_config_map(f"{GATEWAY}-policy", self.namespace).data or {}
+        try:
+            data = self.core.read_namespaced_config_map(f"{GATEWAY}-policy", self.namespace).data or {}
+        except client.ApiException:
+            return
         found = [load_policy(text) for text in data.values()]
         known = self.policies.get(name)
         for policy in found:
@@ -350,7 +385,7 @@ class World:
             min(knobs.max_num_seqs or self.capacity.max_num_seqs, self.capacity.max_num_seqs),
             min(knobs.prefill_token_budget or self.capacity.prefill_token_budget, self.capacity.prefill_token_budget),
         )
-        answer = Acknowledgement(policy.revision, policy.slo_uid, effective) if policy else None
+        answer = Acknowledgement(policy.revision, policy.slo_uid, effective, self.clamped, 0.0, self.refusal) if policy else None
         if name.startswith(GATEWAY):
             offered = self.count()
             good = int(offered * self.quality)
@@ -388,7 +423,7 @@ class World:
 
             def do_GET(self):
                 name = world.addresses.get(self.connection.getsockname()[0], "")
-                if name in world.silent:
+                if name in world.silent or (world.never and name.startswith(TARGET)):
                     self.close_connection = True
                     return
                 body = b"<html>not a report</html>" if name in world.garbage else dump(world.report(name)).encode()
@@ -408,6 +443,7 @@ def crd(control_plane):
     """The control plane, with the ServingSLO resource established."""
     control_plane.kubectl("apply", "--server-side", "-f", str(CRD))
     control_plane.kubectl("wait", "--for=condition=Established", "crd/servingslos.headway.dev", "--timeout=30s")
+    control_plane.wait_for(lambda: control_plane.kubectl("explain", "sslo") != "", "kubectl knows the short name", patience=30)
     return control_plane
 
 
@@ -426,5 +462,5 @@ def tools():
     return type(
         "Tools",
         (),
-        {"without": staticmethod(without), "rules": RULES, "crd": yaml.safe_load(CRD.read_text()), "replace": dataclasses.replace},
+        {"without": staticmethod(without), "rules": RULES, "crd": yaml.safe_load(CRD.read_text()), "path": CRD},
     )

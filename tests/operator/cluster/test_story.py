@@ -84,7 +84,7 @@ def test_replicas_follow_the_load_up_and_down_and_the_emptiest_goes(world):
     world.wait(lambda: world.status().get("readyReplicas") == 4, "four ready")
     world.wait_condition("KnobsApplied", "True", "Acknowledged")
     busy = world.pods()[1:]
-    world.running.update({name: 3 for name in busy})
+    world.running.update(dict.fromkeys(busy, 3))
     idle = world.pods()[0]
     mark = world.plane.audit.mark()
     world.rate = 2.5 * rate
