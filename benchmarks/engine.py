@@ -76,7 +76,7 @@ class Child:
         script = Path(__file__).with_name("engine_child.py")
         with log.open("w") as errors:
             self._process = subprocess.Popen(
-                [python, str(script), name, str(model), str(requests)],
+                [python, "-P", str(script), name, str(model), str(requests)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -1,0 +1,135 @@
+"""What the engine's two kinds of work cost on this processor: decode attention by layout, and matrix products by layout and rows.
+
+    python benchmarks/layouts.py
+
+135M Llama shape, float32, one thread, CPU seconds of this process, best of several. Every layer has keys, values and matrices of its own,
+so they come from memory, as in a model. The floor of attention is reading each cached key and value once.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from headway_core.batching.plan import Item
+from headway_runtime.attention_cpu import CpuAttention
+from headway_runtime.flat_batch import flatten
+from headway_runtime.kv_cache import KVCache
+from headway_runtime.linear import Linear
+from headway_runtime.models.config import ModelConfig, read_config
+from torch.nn import functional
+
+LAYERS, BLOCK = 30, 32
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 2048,
+}
+
+
+def best(run: Callable[[], object], tries: int = 5) -> float:
+    """CPU seconds of the fastest call."""
+    run()
+    times = []
+    for _ in range(tries):
+        began = time.process_time()
+        run()
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+class Gathered:
+    """The usual way, for comparison: rows of like length are gathered into a buffer, head by head, and given to SDPA with a mask."""
+
+    def __init__(self, config: ModelConfig, lengths: list[int], tables: np.ndarray) -> None:
+        self._shape = (config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_dim)
+        heads, _, head_dim = self._shape
+        blocks = int(tables.max()) + 1
+        self.pieces = torch.randn(LAYERS, blocks * 2 * heads, BLOCK * head_dim)
+        self._buffer = torch.empty(8 << 20)
+        self._groups = []
+        order = np.argsort(lengths)
+        counts = -(-np.array(lengths)[order] // BLOCK)
+        first = 0
+        while first < len(order):
+            last = int(np.searchsorted(counts, counts[first] * 1.125 + 1, side="right"))
+            last = min(last, first + max(1, (2 << 20) // int(counts[last - 1] * 2 * heads * BLOCK * head_dim * 4)))
+            width = int(counts[last - 1])
+            rows = tables[order[first:last], :width].astype(np.int64) * 2 * heads
+            keys = rows[:, None, :] + np.arange(heads)[:, None]
+            seen = np.arange(width * BLOCK) < np.array(lengths)[order[first:last], None]
+            mask = torch.zeros(seen.shape).masked_fill_(torch.from_numpy(~seen), -torch.inf)[:, None, None]
+            self._groups.append((first, last, width, torch.from_numpy(np.stack((keys, keys + heads)).ravel()), mask))
+            first = last
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """q (rows, heads, D), rows by length → the same."""
+        heads, _, head_dim = self._shape
+        q = q.view(-1, *self._shape)
+        out = torch.empty_like(q)
+        for first, last, width, index, mask in self._groups:
+            buffer = self._buffer[: len(index) * BLOCK * head_dim].view(-1, BLOCK * head_dim)
+            torch.index_select(self.pieces[layer], 0, index, out=buffer)
+            keys, values = buffer.view(2, last - first, heads, width * BLOCK, head_dim)
+            out[first:last] = functional.scaled_dot_product_attention(q[first:last], keys, values, mask)
+        return out
+
+
+def attention() -> None:
+    """48 ragged rows, one new token each, 30 layers."""
+    draw = random.Random(0)
+    lengths = [draw.randint(64, 600) for _ in range(48)]
+    config = read_config(CONFIG, "config.json")
+    counts = [-(-length // BLOCK) for length in lengths]
+    shuffled = np.random.default_rng(0).permutation(sum(counts)).tolist()
+    tables = np.zeros((48, max(counts)), dtype=np.int32)
+    for row, count in enumerate(counts):
+        tables[row, :count] = [shuffled.pop() for _ in range(count)]
+    cache = KVCache(config, sum(counts), BLOCK, torch.float32, torch.device("cpu"))
+    cache.data.normal_()
+    ours, usual = CpuAttention(config, cache, tables), Gathered(config, lengths, tables)
+    ours.begin(flatten([Item(row, 0, row, length - 1, 1, True, ()) for row, length in enumerate(lengths)]))
+    q, new = torch.randn(48, 9, 64), torch.randn(48, 3, 64)
+    in_place = best(lambda: [ours.attend(layer, q, new, new) for layer in range(LAYERS)])
+    gathered = best(lambda: [usual.attend(layer, q) for layer in range(LAYERS)])
+    floor = best(cache.data.sum) * sum(lengths) / (sum(counts) * BLOCK)
+    print(f"Decode attention, 48 rows, {sum(lengths)} tokens of context, {LAYERS} layers: in place {in_place * 1e3:.0f} ms,")
+    print(f"gathered {gathered * 1e3:.0f} ms, reading keys and values once {floor * 1e3:.0f} ms.\n")
+
+
+def products() -> None:
+    """The matrices of 30 layers, and the head."""
+    shapes = ((960, 576), (576, 576), (3072, 576), (576, 1536))
+    weights = [[torch.randn(shape) for shape in shapes] for _ in range(LAYERS)]
+    layouts = {
+        "packed": [[Linear(weight, packed=True, plain=False) for weight in layer] for layer in weights],
+        "plain": [[Linear(weight, packed=False, plain=False) for weight in layer] for layer in weights],
+    }
+    print("| rows | packed, GFLOP/s | plain, GFLOP/s |\n|---|---|---|")
+    for rows in (1, 8, 48, 128, 256):
+        inputs = {width: torch.randn(rows, width) for width in (576, 1536)}
+        work = 2 * rows * LAYERS * sum(out * width for out, width in shapes)
+        rates = []
+        for layers in layouts.values():
+            seconds = best(
+                lambda layers=layers, inputs=inputs: [
+                    linear(inputs[width]) for layer in layers for linear, (_, width) in zip(layer, shapes, strict=True)
+                ]
+            )
+            rates.append(f"{work / seconds / 1e9:.0f}")
+        print(f"| {rows} | {' | '.join(rates)} |")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        attention()
+        products()
