@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 from cluster import binaries
 
+ABSENT = object()
+"""Stands for a value that is not given at all, which is not the same as null."""
 CHART = Path(__file__).parents[2] / "charts" / "headway"
 
 
@@ -69,11 +71,11 @@ def pairwise(factors: Mapping[str, Sequence[Any]], seed: int = 1) -> list[dict[s
     return [{name: factors[name][place] for name, place in row.items()} for row in rows]
 
 
-def nested(flat: Mapping[str, Any], absent: object) -> dict[str, Any]:
-    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``, without what is `absent`. What lies inside a block that is null is left out."""
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``, without what is `ABSENT`; what lies inside a block that is null is left out."""
     tree: dict[str, Any] = {}
     for path in sorted(flat, key=lambda path: path.count(".")):
-        if flat[path] is absent:
+        if flat[path] is ABSENT:
             continue
         *outer, last = path.split(".")
         place: Any = tree
