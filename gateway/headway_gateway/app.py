@@ -91,8 +91,8 @@ class CompletionRoute:
 def serving_app(gateway: Gateway) -> FastAPI:
     """What clients see."""
     app = _app(gateway, "Headway gateway")
-    for endpoint in Endpoint:
-        app.router.routes.append(Route(endpoint.value, CompletionRoute(gateway.pipeline, endpoint), methods=["POST"]))
+    # First in the list: routes are tried in order, and these are the ones that are asked for.
+    app.router.routes[:0] = [Route(endpoint.value, CompletionRoute(gateway.pipeline, endpoint), methods=["POST"]) for endpoint in Endpoint]
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]  # FastAPI documents this way of extending it
 
     @app.get("/v1/models", responses=openapi.ERRORS)

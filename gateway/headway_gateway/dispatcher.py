@@ -103,6 +103,8 @@ class Dispatcher:
                 async with asyncio.timeout(TICK if len(self.door.queue) else None):
                     await self._look.wait()
             self._look.clear()
+            if not len(self.door.queue):
+                continue
             try:
                 self._act(self.door.turns(loop.time()))
             except Exception:

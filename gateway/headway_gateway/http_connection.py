@@ -186,18 +186,18 @@ class HttpConnection(asyncio.Protocol):
     # ------------------------------------------------------------ inside
 
     def _deliver(self) -> None:
-        if self._sink is not None:
-            if self._pieces and not self._behind and not self._sink(self._take()):
-                self._behind = True
-            elif not self.complete and self._failure is None:
-                self._hold_back()
+        if self._sink is not None and not self._behind:
+            if self._pieces:
+                self._behind = not self._sink(self._take())
+            if not (self._behind or self.complete or self._failure):
                 return
-        self._hold_back()
+        if self._waiting > _BUFFER:
+            self._hold_back()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _hold_back(self) -> None:
-        if self._waiting > _BUFFER and not self._paused and not self._transport.is_closing():
+        if not self._paused and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
 
