@@ -270,6 +270,21 @@ class World:
             if event.involved_object.kind == "ServingSLO"
         ]
 
+    def outage(self, seconds, meanwhile=lambda: None):
+        """Kills the API server, starts it again, and waits until the controllers have noticed: their informers back off for a minute."""
+        self.plane.stop_api_server(kill=True)
+        try:
+            time.sleep(seconds)
+            meanwhile()
+        finally:
+            self.plane.start_api_server()
+
+    def wait_for_controllers(self):
+        """After an outage Deployments make no pods for up to a minute; tests that follow should not have to know."""
+        self.deploy("probe", 1, {"probe": "x"})
+        self.wait(lambda: self.pods("probe"), "the controllers work again", patience=180)
+        self.apps.delete_namespaced_deployment("probe", self.namespace)
+
     # ------------------------------------------------------------ the operator
 
     def operator(self, *flags, account="operator"):
