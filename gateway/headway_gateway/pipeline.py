@@ -101,6 +101,7 @@ class Pipeline:
             exchange=exchange,
             ticket=ticket,
             first_token=lambda: pool.compared(turn.first_token()),
+            heard=lambda hint: pool.replicas.hint(turn.replica, hint),
         )
         try:
             await self._relay.run(attempt)
@@ -111,7 +112,6 @@ class Pipeline:
                 pool.replicas.refused(turn.replica)
             raise
         finally:
-            pool.replicas.hint(turn.replica, attempt.load)
             if attempt.prompt_tokens is not None and asked.token_ids is None:
                 pool.estimator.observe(pool.name, asked.text, attempt.prompt_tokens)
         turn.failed = attempt.status >= 500

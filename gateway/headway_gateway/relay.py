@@ -37,9 +37,9 @@ class Attempt:
     ticket: Ticket
     first_token: Callable[[], None]
     """Called when the first content of a stream has come."""
+    heard: Callable[[str | None], None]
+    """Called with the load hint as soon as the head of the answer is there: a minute later it would be history."""
     status: int = 0
-    load: str | None = None
-    """The load hint, as it came."""
     prompt_tokens: int | None = None
     """Exact length of the prompt."""
 
@@ -59,7 +59,7 @@ class Relay:
         """
         async with await self.upstream.post(attempt.place, attempt.path, attempt.body, attempt.headers) as response:
             attempt.status = response.status
-            attempt.load = response.header(LOAD)
+            attempt.heard(response.header(LOAD))
             attempt.prompt_tokens = _count(response.header(PROMPT_TOKENS))
             if response.status in _DEAD:
                 raise UpstreamError(Failure.RESET, f"it answered {response.status}")

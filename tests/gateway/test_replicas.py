@@ -242,3 +242,14 @@ async def test_several_pools_serve_a_model_each(house, stub_runtime, until):
     assert (await gateway.ask(model="other")).status == 503
     for stub in (chat, code):
         await stub.kill()
+
+
+async def test_the_load_that_rides_on_an_answer_counts_from_its_head(house, stub_runtime, until):
+    stub = stub_runtime(slots=3)
+    gateway = await house(stub, poll_interval=30.0)
+    fleet = gateway.pool.door.fleet
+    assert fleet.report("stub-0").free_slots == 3
+    async with gateway.client() as client:
+        client.send({"model": "m", "prompt": "x", "stream": True, "stub": {"first": 60.0}})
+        await until(lambda: fleet.report("stub-0").free_slots == 2)
+    await gateway.settled()
