@@ -50,7 +50,7 @@ class Lease:
         while True:
             was = self.held
             try:
-                await self._turn()
+                await self.turn()
                 self.trouble = None
             except ApiError as error:
                 if self.trouble is None:
@@ -73,7 +73,8 @@ class Lease:
         except ApiError as error:
             log.info("lease not given back, it runs out in %.0fs: %s", DURATION, error)
 
-    async def _turn(self) -> None:
+    async def turn(self) -> None:
+        """Takes the lease, renews it, or sees that it is another's. Raises ApiError."""
         asked_at = self._clock()
         try:
             current = await self._kube.get(self._path)

@@ -435,6 +435,7 @@ class World:
     def _handler(world):  # noqa: N805 -- the handler's own self comes below
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
 
             def do_GET(self):
                 name = world.addresses.get(self.connection.getsockname()[0], "")

@@ -1,0 +1,84 @@
+from headway_core.planning.snapshot import Phase
+from headway_operator.store import Store
+
+
+def slo(name="chat", version=1, generation=1, **status):
+    metadata = {"namespace": "ns", "name": name, "uid": name, "resourceVersion": str(version), "generation": generation}
+    return {"metadata": metadata, "spec": {}, "status": status}
+
+
+def pod(name, version=1, labels=None, **status):
+    metadata = {"namespace": "ns", "name": name, "uid": name, "resourceVersion": str(version)}
+    metadata["labels"] = {"headway.dev/runtime": "x"} if labels is None else labels
+    return {"metadata": metadata, "status": status}
+
+
+def test_own_status_writes_wake_nobody():
+    woken = []
+    store = Store(woken.append)
+    store.slos.take(None, slo(version=1))
+    store.slos.take("MODIFIED", slo(version=2, replicas=3))
+    store.slos.put(slo(version=3, replicas=4))
+    assert woken == [("ns", "chat")]
+    assert store.slos.get("ns", "chat")["status"] == {"replicas": 4}
+    store.slos.take("MODIFIED", slo(version=4, generation=2))
+    store.slos.take("DELETED", slo(version=5))
+    assert len(woken) == 3
+
+
+def test_an_event_that_comes_late_changes_nothing():
+    store = Store(lambda key: None)
+    store.slos.put(slo(version=9, replicas=4))
+    store.slos.take("MODIFIED", slo(version=8, replicas=1))
+    assert store.slos.get("ns", "chat")["status"] == {"replicas": 4}
+
+
+def test_a_list_removes_what_it_lacks_but_not_what_is_newer():
+    store = Store(lambda key: None)
+    for name, version in [("a", 5), ("b", 6), ("c", 20)]:
+        store.pods.put(pod(name, version))
+    store.pods.replace([pod("a", 5)], 10, "ns")
+    assert [known.name for known in store.pods.values()] == ["a", "c"]
+    store.pods.replace([], 30, "other")
+    assert len(store.pods.values()) == 2, "another namespace's list says nothing about this one"
+
+
+def test_pods_are_read_for_what_they_are():
+    store = Store(lambda key: None)
+    ready = {"conditions": [{"type": "Ready", "status": "True"}], "podIP": "10.0.0.1", "phase": "Running"}
+    crash = {"containerStatuses": [{"state": {"waiting": {"reason": "CrashLoopBackOff"}}}]}
+    wait = {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}
+    unschedulable = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
+    for name, status in [("ready", ready), ("crash", crash), ("wait", wait), ("nowhere", unschedulable), ("new", {})]:
+        store.pods.put(pod(name, **status))
+    store.pods.put(pod("evicted", phase="Failed"))
+    store.pods.put(pod("theirs", labels={"app": "x"}))
+    leaving = pod("leaving", **ready)
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    store.pods.put(leaving)
+    assert {known.name: (known.phase, known.note) for known in store.pods.values()} == {
+        "ready": (Phase.READY, ""),
+        "crash": (Phase.FAILED, "CrashLoopBackOff"),
+        "wait": (Phase.STARTING, ""),
+        "nowhere": (Phase.FAILED, "Unschedulable"),
+        "new": (Phase.STARTING, ""),
+        "leaving": (Phase.LEAVING, ""),
+    }
+    assert store.pods.get("ns", "ready").address == "http://10.0.0.1:8001"
+
+
+def test_addresses_of_six_and_ports_by_name():
+    store = Store(lambda key: None)
+    document = pod("six", podIP="fd00::1")
+    document["spec"] = {"containers": [{"ports": [{"name": "http", "containerPort": 80}, {"name": "control", "containerPort": 9001}]}]}
+    store.pods.put(document)
+    assert store.pods.get("ns", "six").address == "http://[fd00::1]:9001"
+    store.pods.put(pod("none"))
+    assert store.pods.get("ns", "none").address is None
+
+
+def test_a_pod_that_ends_leaves_the_shelf():
+    store = Store(lambda key: None)
+    store.pods.put(pod("a", 1))
+    store.pods.put(pod("a", 2, phase="Failed"))
+    assert store.pods.values() == []
