@@ -55,21 +55,26 @@ async def run(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    tasks = [asyncio.create_task(work) for work in (lease.run(), loop.run(), _watch(settings, loop))]
+    acting = [asyncio.create_task(work) for work in (lease.run(), loop.run())]
+    watching = asyncio.create_task(_watch(settings, loop))
     try:
-        await asyncio.wait([asyncio.create_task(stop.wait()), *tasks], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([asyncio.create_task(stop.wait()), watching, *acting], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        with contextlib.suppress(ApiError):
-            await lease.release()
+        results = await _end(*acting)
+        await lease.release()  # before kopf has closed its watches, which takes seconds: another operator may start at once
+        results += await _end(watching)
         await asyncio.to_thread(server.close)
         await observer.close()
         await kube.close()
     for result in results:
         if isinstance(result, Exception):
             raise result
+
+
+async def _end(*tasks: asyncio.Task[None]) -> list[BaseException | None]:
+    for task in tasks:
+        task.cancel()
+    return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _watch(settings: Settings, loop: Loop) -> None:
@@ -87,7 +92,7 @@ async def _watch(settings: Settings, loop: Loop) -> None:
             if watch is not None and (not watch.alive or watch.plurals != wanted):
                 await watch.stop()
                 watch = None
-            if watch is None and wanted and loop.rights_known:
+            if watch is None and wanted and loop.ready_to_watch:
                 watch = Watch(take, wanted, settings.namespaces)
                 watch.start()
             await asyncio.sleep(2.0)

@@ -69,8 +69,7 @@ class Loop:
         self._term = 0
         self._beat = clock()
         self._when: dict[str, float] = {}
-        self.complaint: str | None = None
-        """Why the served schema is refused."""
+        self._served = schema.Served(False)
 
     def healthy(self) -> str | None:
         """None, or why this process should be started again."""
@@ -78,15 +77,16 @@ class Loop:
         return f"the loop has not turned for {silent:.0f}s" if silent > _HANGS else None
 
     @property
-    def rights_known(self) -> bool:
-        """Whether rights were asked for once."""
-        return "rights" in self._when
+    def ready_to_watch(self) -> bool:
+        """Whether rights and schema are known: watching blindly would end in a refusal."""
+        return "rights" in self._when and "schema" in self._when
 
     @property
     def watchable(self) -> frozenset[str]:
-        """Plurals that may be watched wherever this operator is to work."""
+        """Plurals that exist and may be watched wherever this operator is to work."""
         places = self._settings.namespaces or ("",)
-        return frozenset(plural for plural in WATCHED if all(self.access.may_watch(place, plural) for place in places))
+        permitted = {plural for plural in WATCHED if all(self.access.may_watch(place, plural) for place in places)}
+        return frozenset(permitted if self._served.installed else permitted - {PLURAL})
 
     async def run(self) -> None:
         """Turns until cancelled; an error of one turn is logged and does not end it."""
@@ -106,14 +106,14 @@ class Loop:
 
     async def _once(self) -> None:
         await self._ask_for_rights()
-        if not self._lease.held:
+        await self._check_schema()
+        if not self._lease.held or not self._served.installed:
             return
         if self._lease.term != self._term:
             self._term = self._lease.term
             self._records.clear()
             self._due.clear()
             self._when.pop("relist", None)
-        await self._check_schema()
         await self._relist()
         now = self._clock()
         keys = self.store.slos.keys()
@@ -147,15 +147,15 @@ class Loop:
             log.warning("missing right: %s in %s", right, place or "all namespaces")
 
     async def _check_schema(self) -> None:
-        if not self._is_time("schema", CHECK_SCHEMA[self.complaint is None and "schema" in self._when]):
+        if not self._is_time("schema", CHECK_SCHEMA[self._served.installed and self._served.complaint is None]):
             return
         try:
-            self.complaint = await schema.complaint(self._kube)
+            self._served = await schema.served(self._kube)
         except ApiError:
             self._when.pop("schema")
             raise
-        if self.complaint is not None:
-            log.error("%s", self.complaint)
+        if self._served.complaint is not None:
+            log.error("%s", self._served.complaint)
 
     async def _relist(self) -> None:
         """Whole lists, so that an object whose end was missed does not count for ever. What may not be listed is left as it is."""
@@ -195,10 +195,10 @@ class Loop:
         try:
             async with self._turn:
                 began = self._clock()
-                if self.complaint is None:
+                if self._served.complaint is None:
                     wait = await self._reconciler.look(key, record, self.access)
                 else:
-                    wait = await self._complain(key, self.complaint)
+                    wait = await self._complain(key, self._served.complaint)
                 RECONCILES.observe(self._clock() - began)
             self._failures.pop(key, None)
         except NotLeading:

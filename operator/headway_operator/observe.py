@@ -34,6 +34,8 @@ from headway_operator.targets import Target
 
 LARGEST_REPORT = 1 << 20
 """Bytes; a report is some kilobytes."""
+SHARED = 1.0
+"""Seconds for which one answer serves everybody: a gateway may be behind a hundred objects."""
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", RuntimeReport, GatewayReport)
@@ -64,7 +66,7 @@ class Observer:
         await self._http.aclose()
 
     async def poll(self, target: Target) -> None:
-        """Asks every pod of the target that has an address; gateways shared by several targets are asked once an interval."""
+        """Asks every pod of the target that has an address; gateways shared by several targets are asked once."""
         await asyncio.gather(
             *(self._ask(pod, "runtime") for pod in _reachable(target.runtimes)),
             *(self._ask(pod, "gateway") for pod in _reachable(target.gateways)),
@@ -89,7 +91,7 @@ class Observer:
     async def _ask(self, pod: Pod, kind: str) -> None:
         now = self._clock()
         begun, task = self._asked.get(pod.uid, (float("-inf"), None))
-        if task is None or now - begun >= self._settings.interval / 2:
+        if task is None or now - begun >= min(SHARED, self._settings.interval / 2):
             task = asyncio.create_task(self._fetch(pod, kind))
             self._asked[pod.uid] = (now, task)
         await asyncio.shield(task)

@@ -7,6 +7,7 @@ be written for ever. So an older one is refused, with the command that upgrades 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from headway_core.contract import GROUP, VERSION
@@ -47,22 +48,32 @@ FIELDS = frozenset(
 """Every leaf that this operator reads or writes."""
 
 
-async def complaint(kube: Kube) -> str | None:
-    """None when the served schema knows every field; else what is wrong and what to do. Raises ApiError when it cannot be read."""
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the cluster serves. `complaint` None: every field is there; else what is wrong and what to do."""
+
+    installed: bool
+    complaint: str | None = None
+
+
+async def served(kube: Kube) -> Served:
+    """Reads the published schema. Raises ApiError when it cannot be read."""
+    missing = Served(False, f"the ServingSLO CRD is not installed: {UPGRADE}")
     try:
         document = await kube.get(f"/openapi/v3/apis/{GROUP}/{VERSION}")
     except ApiError as error:
         if error.missing:
-            return f"the ServingSLO CRD is not installed: {UPGRADE}"
+            return missing
         raise
     found = [schema for name, schema in document.get("components", {}).get("schemas", {}).items() if name.endswith(f".{KIND}")]
     if not found:
-        return f"the ServingSLO CRD is not installed: {UPGRADE}"
+        return missing
     lacking = sorted(FIELDS - leaves(found[0]))
     if not lacking:
-        return None
+        return Served(True)
     more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-    return f"the ServingSLO CRD in this cluster is older than this operator: it lacks {', '.join(lacking[:3])}{more}. Upgrade it: {UPGRADE}"
+    fields = ", ".join(lacking[:3])
+    return Served(True, f"the ServingSLO CRD in this cluster is older than this operator: it lacks {fields}{more}. Upgrade it: {UPGRADE}")
 
 
 def leaves(schema: Mapping[str, Any], path: str = "") -> frozenset[str]:

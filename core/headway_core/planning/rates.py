@@ -18,6 +18,9 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
+RESOLUTION = 60
+"""A window is kept in about this many spans."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[K]):
@@ -79,6 +82,7 @@ class Ledger(Generic[K]):
         for name in readings.keys() & set(alive):
             self._last[name] = (now, readings[name])
         self._polled_at = now
+        self._coalesce()
         self._spans = [span for span in self._spans if span.end > now - self.horizon]
 
     def _add(self, name: str, reading: Reading[K]) -> None:
@@ -91,6 +95,17 @@ class Ledger(Generic[K]):
             grown = count if restarted else count - before.counters.get(key, 0)
             if grown:
                 span.increments[key] = span.increments.get(key, 0) + grown
+
+    def _coalesce(self) -> None:
+        """Makes one of the last two spans while both are complete and short: an hour's window needs no span for every poll."""
+        if len(self._spans) < 2:
+            return
+        earlier, last = self._spans[-2:]
+        if earlier.complete and last.complete and last.end - earlier.start <= self.horizon / RESOLUTION:
+            for key, count in last.increments.items():
+                earlier.increments[key] = earlier.increments.get(key, 0) + count
+            earlier.end = last.end
+            self._spans.pop()
 
     def _merge_since(self, start: float, name: str) -> None:
         """Makes one span of all that began at `start` or later: the source's increment cannot be split among them."""

@@ -65,6 +65,19 @@ def test_silence_is_not_zero_the_next_answer_covers_the_gap():
     assert (steady.get("x"), steady.seconds) == (300, 30)
 
 
+def test_a_long_window_is_kept_in_few_spans_and_loses_nothing():
+    ledger = Ledger(3600)
+    for now in range(0, 7200, 5):
+        ledger.record({"a": Reading("a", {"x": 3 * now})}, ["a"], now)
+        assert len(ledger._spans) <= 2 * 60
+    total = ledger.total(3600, 7195)
+    assert total.get("x") == 3 * total.seconds
+    assert 3500 <= total.seconds <= 3700
+    recent = ledger.total(900, 7195)
+    assert recent.get("x") == 3 * recent.seconds
+    assert 840 <= recent.seconds <= 960
+
+
 def test_when_nothing_stood_still_a_lower_bound_is_better_than_nothing():
     ledger = Ledger(60)
     ledger.record({"a": Reading("a0", {"x": 0})}, ["a"], 0)

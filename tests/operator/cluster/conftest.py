@@ -128,7 +128,8 @@ class World:
         """Requests a second that arrive at the gateway."""
         self.quality = 1.0
         """Share of requests that keep their promise."""
-        self.start_up = 0.0
+        self.start_up, self.pause = 0.0, 0.1
+        """Seconds until a runtime is ready; between two looks of the kubelet."""
         self.model, self.mix, self.capacity = MODEL, MIX, CAPACITY
         self.silent, self.garbage, self.deaf, self.stuck = set(), set(), set(), {}
         """Pods that do not answer; that answer nonsense; that never read a policy; that fail to start, with the reason why."""
@@ -335,7 +336,7 @@ class World:
     # ------------------------------------------------------------ the scripted pods
 
     def _kubelet(self):
-        while not self.stopping.wait(0.1):
+        while not self.stopping.wait(self.pause):
             with contextlib.suppress(Exception):  # the API server is stopped by some tests
                 self._round()
 

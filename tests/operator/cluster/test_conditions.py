@@ -252,3 +252,21 @@ def test_an_older_schema_is_refused_with_the_command_that_upgrades_it(world, too
     finally:
         world.plane.kubectl("replace", "-f", str(tools.path))
     world.wait_condition("Ready", "True", "Enforcing", patience=90)
+
+
+def test_a_cluster_without_the_resource_is_waited_for(world, tools):
+    """The operator starts first: it says what to install, and goes on by itself once it is there."""
+    extensions = client.ApiextensionsV1Api(world.api)
+    extensions.delete_custom_resource_definition("servingslos.headway.dev")
+    world.wait(lambda: "servingslos" not in world.plane.kubectl("api-resources", "--api-group", "headway.dev"), "it is gone")
+    world.build()
+    operator = world.operator()
+    world.wait(lambda: "is not installed: kubectl apply" in operator.text, "the log says what to do")
+    time.sleep(3)
+    assert operator.text.count("is not installed") == 1, "said once in half a minute"
+    world.plane.kubectl("apply", "--server-side", "-f", str(tools.path))
+    world.rate = 5.0
+    world.wait(world.slo, "the resource is served")
+    world.wait_condition("Ready", "True", "Enforcing", patience=90)
+    world.edit({"spec": {"objectives": {"tpot": {"target": "30ms"}}}})
+    world.wait(lambda: world.policy().generation == 2, "and watched", patience=20)

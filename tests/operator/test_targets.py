@@ -1,0 +1,65 @@
+import pytest
+from headway_operator.access import NEEDED, Access
+from headway_operator.store import Store
+from headway_operator.targets import resolve
+
+
+def slo(name="chat", created="2026-01-01T00:00:00Z", **spec):
+    whole = {"targetRef": {"name": "rt"}, "gatewayRef": {"name": "gw"}, "objectives": {"ttft": {"target": "1s"}}, **spec}
+    metadata = {"name": name, "namespace": "ns", "uid": name, "creationTimestamp": created}
+    return {"apiVersion": "headway.dev/v1alpha1", "kind": "ServingSLO", "metadata": metadata, "spec": whole}
+
+
+@pytest.fixture
+def store():
+    """A namespace with everything that `slo()` points at."""
+    made = Store(lambda key: None)
+    labels = {"headway.dev/runtime": "rt"}
+    template = {"metadata": {"labels": labels}}
+    made.deployments.put({"metadata": {"name": "rt", "namespace": "ns"}, "spec": {"replicas": 2, "template": template}})
+    for name, selector in [("rt", labels), ("gw", {"headway.dev/gateway": "gw"})]:
+        made.services.put({"metadata": {"name": name, "namespace": "ns"}, "spec": {"selector": selector}})
+    for name, own in [("rt-1", labels), ("gw-1", {"headway.dev/gateway": "gw"}), ("other-1", {"headway.dev/runtime": "other"})]:
+        made.pods.put({"metadata": {"name": name, "namespace": "ns", "uid": name, "labels": own}})
+    return made
+
+
+def test_everything_is_found_through_the_services(store):
+    target = resolve(slo(), store, Access()).target
+    assert [pod.name for pod in target.runtimes] == ["rt-1"]
+    assert [pod.name for pod in target.gateways] == ["gw-1"]
+    assert target.config_map == "gw-policy"
+
+
+@pytest.mark.parametrize("spec", [{"objectives": {}}, {"objectives": None}, {"targetRef": []}, {"mode": 7}, {"surprise": 1}])
+def test_a_spec_that_an_older_schema_let_through_is_told_and_harms_nobody(store, spec):
+    found = resolve(slo(**spec), store, Access())
+    assert (found.accepted.holds, found.accepted.reason, found.target) == (False, "InvalidSpec", None)
+    assert "spec" in found.accepted.message
+    assert found.resolved.holds is None
+
+
+def test_the_oldest_owns_the_target_and_names_break_ties(store):
+    documents = [slo("b"), slo("a"), slo("young", "2026-01-02T00:00:00Z"), slo("elsewhere", targetRef={"name": "x"})]
+    for document in documents:
+        store.slos.put(document)
+    assert [resolve(document, store, Access()).accepted.reason for document in documents] == [
+        "TargetOwned",
+        "Accepted",
+        "TargetOwned",
+        "Accepted",
+    ]
+
+
+def test_a_missing_right_is_not_taken_for_a_missing_object(store):
+    store.deployments.take("DELETED", {"metadata": {"name": "rt", "namespace": "ns"}})
+    right = next(known for known in NEEDED if known.resource == "deployments")
+    found = resolve(slo(), store, Access(frozenset([("ns", right)]))).resolved
+    assert (found.reason, "list deployments.apps" in found.message) == ("Forbidden", True)
+    assert resolve(slo(), store, Access()).resolved.reason == "DeploymentNotFound"
+
+
+def test_a_right_missing_in_another_namespace_does_not_matter(store):
+    right = next(known for known in NEEDED if known.resource == "deployments")
+    assert resolve(slo(), store, Access(frozenset([("other", right)]))).target is not None
+    assert resolve(slo(), store, Access(frozenset([("", right)]))).target is None
