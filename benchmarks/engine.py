@@ -169,8 +169,14 @@ def main() -> None:
     flops = bandwidth = 0.0
     for round_number in range(arguments.pairs):
         flops, bandwidth = (max(pair) for pair in zip((flops, bandwidth), measure_machine(), strict=True))
-        for child in children:
-            result = child.run()
+        for child in list(children):
+            try:
+                result = child.run()
+            except RuntimeError as error:
+                missing.append(f"{child.name}: not measured: {error}")
+                children.remove(child)
+                del rates[child.name]
+                continue
             if result["counts"] != lengths:
                 raise RuntimeError(f"{child.name} gave other output lengths than it was asked for")
             rates[child.name].append(sum(lengths) / result["cpu"])

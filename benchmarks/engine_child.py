@@ -77,9 +77,9 @@ def transformers(model: str) -> Serve:
             for number, (prompt, tokens) in enumerate(requests):
                 manager.add_request(prompt, request_id=str(number), max_new_tokens=tokens, eos_token_id=-1)
             while waiting:
-                result = manager.get_result(timeout=60)
+                result = manager.get_result(timeout=1800)  # it reports a request when it is over
                 if result is None:
-                    raise RuntimeError(f"transformers' loop gave nothing for a minute: {manager.background_thread_status.fatal_error}")
+                    raise RuntimeError(f"transformers' loop ended no request: {manager.background_thread_status.fatal_error}")
                 if result.is_finished():
                     counts[result.request_id] = len(result.generated_tokens)
                     waiting.discard(result.request_id)
