@@ -48,11 +48,19 @@ class PromptEncoder:
         return [np.array(ids, dtype=np.int32) for ids in encoded]
 
     def max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
-        """How many tokens may follow: what was asked for, or the endpoint's default, capped to what fits."""
+        """How many tokens may follow: what was asked for, or the endpoint's default, capped to what fits.
+
+        Raises RequestError when that default is less than the minimum asked for.
+        """
         if request.params.max_tokens is not None:
             return request.params.max_tokens
         room = self._limit - prompt_tokens
-        return room if request.default_max_tokens is None else min(room, request.default_max_tokens)
+        most = room if request.default_max_tokens is None else min(room, request.default_max_tokens)
+        if request.params.min_tokens > most:
+            raise RequestError(
+                f"is {request.params.min_tokens}, more than the {most} tokens generated unless told: set the maximum", "min_tokens"
+            )
+        return most
 
     def text_stream(self, request: GenerationRequest) -> TextStream:
         """A fresh stream for one of the request's choices."""

@@ -18,6 +18,8 @@ MAX_LOGPROBS = 20
 MAX_STOP_TOKENS = 64
 BIAS_LIMIT = 100.0
 SEED_RANGE = (-(2**63), 2**63 - 1)
+_WIDEST = 2**31 - 1
+"""No vocabulary and no context reaches it, and the link to the engine carries no number beyond 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,9 @@ class SamplingParams:
             ("frequency_penalty", -2.0, 2.0),
         ):
             object.__setattr__(self, name, _number(getattr(self, name), name, low, high))
-        _whole(self.top_k, "top_k", -1, None)
-        _whole(self.choice, "choice", 0, None)
-        _whole(self.min_tokens, "min_tokens", 0, None)
+        object.__setattr__(self, "top_k", min(_whole(self.top_k, "top_k", -1, None), _WIDEST))
+        _whole(self.choice, "choice", 0, _WIDEST)
+        _whole(self.min_tokens, "min_tokens", 0, _WIDEST)
         if self.seed is not None:
             _whole(self.seed, "seed", *SEED_RANGE)
         if self.max_tokens is not None:
@@ -150,7 +152,7 @@ def _stop_ids(value: object) -> tuple[int, ...]:
         raise RequestError(f"must be a list of token ids, not {type(value).__name__}", "stop_token_ids")
     if len(value) > MAX_STOP_TOKENS:
         raise RequestError(f"holds {len(value)} ids, at most {MAX_STOP_TOKENS} are allowed", "stop_token_ids")
-    return tuple(_whole(token, "stop_token_ids", 0, None) for token in value)
+    return tuple(_whole(token, "stop_token_ids", 0, _WIDEST) for token in value)
 
 
 def _bias_pairs(value: object) -> tuple[tuple[int, float], ...]:
@@ -160,7 +162,7 @@ def _bias_pairs(value: object) -> tuple[tuple[int, float], ...]:
     for pair in value:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise RequestError("must be (token id, bias) pairs", "logit_bias")
-        token = _whole(pair[0], "logit_bias", 0, None)
+        token = _whole(pair[0], "logit_bias", 0, _WIDEST)
         if token in pairs:
             raise RequestError(f"names token id {token} twice", "logit_bias")
         pairs[token] = _number(pair[1], "logit_bias", -BIAS_LIMIT, BIAS_LIMIT)

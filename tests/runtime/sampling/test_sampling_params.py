@@ -43,6 +43,10 @@ REFUSED: list[tuple[str, object]] = [
     ("stop_token_ids", list(range(1000))),
     ("ignore_eos", 1),
     ("min_tokens", -1),
+    ("min_tokens", 2**64),
+    ("stop_token_ids", [2**64]),
+    ("logit_bias", ((2**64, 1.0),)),
+    ("choice", 2**64),
     ("max_tokens", 0),
     ("max_tokens", True),
     ("logprobs", 21),
@@ -61,6 +65,10 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_parameter(name: str, value:
 def test_edges_are_accepted() -> None:
     SamplingParams(temperature=0, top_p=0, top_k=-1, min_p=1, seed=-(2**63), logprobs=0, max_tokens=10**9)
     SamplingParams(temperature=2, top_k=10**9, seed=2**63 - 1, logit_bias=((5, -100),), presence_penalty=-2, logprobs=20)
+
+
+def test_more_than_any_vocabulary_is_all_of_it_and_stays_within_a_machine_word() -> None:
+    assert 10**9 < SamplingParams(top_k=10**30).top_k < 2**32
 
 
 def test_min_tokens_beyond_max_tokens_is_refused() -> None:

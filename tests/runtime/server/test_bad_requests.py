@@ -58,6 +58,9 @@ CASES = {
     "stop a number": (CHAT, {"stop": 5}, 400, "stop"),
     "stop_token_ids a string": (CHAT, {"stop_token_ids": "5"}, 400, "stop_token_ids"),
     "ignore_eos a number": (CHAT, {"ignore_eos": 1}, 400, "ignore_eos"),
+    "min_tokens above the default maximum": (COMPLETION, {"min_tokens": 17, "max_tokens": None}, 400, "min_tokens"),
+    "min_tokens above the context": (CHAT, {"min_tokens": 5000}, 400, "min_tokens"),
+    "min_tokens beyond 64 bits": (CHAT, {"min_tokens": 10**30}, 400, "min_tokens"),
     "min_tokens above max_tokens": (CHAT, {"min_tokens": 9, "max_tokens": 5}, 400, "min_tokens"),
     "logprobs a number in chat": (CHAT, {"logprobs": 1}, 400, "logprobs"),
     "top_logprobs alone": (CHAT, {"top_logprobs": 2}, 400, "top_logprobs"),
@@ -110,6 +113,14 @@ def test_good_requests_are_served_after_two_hundred_that_were_too_long(runtime):
     for _ in range(200):
         assert runtime.completion(prompt=[5] * 5000).status_code == 400
     assert runtime.completion(prompt="A", max_tokens=2).status_code == 200
+
+
+@pytest.mark.parametrize("top_k", [2**31, 2**64, 10**30])
+def test_a_top_k_beyond_any_vocabulary_is_all_of_it(runtime, top_k):
+    """Such a number must not break the link to the engine: it carries the requests of everybody."""
+    usual, odd = (runtime.completion(prompt="A", seed=1, max_tokens=4, **given) for given in ({}, {"top_k": top_k}))
+    assert odd.status_code == 200, odd.text
+    assert odd.json()["choices"] == usual.json()["choices"]
 
 
 BODIES = {
