@@ -1,8 +1,4 @@
-"""Two listening ports in one process, and how they end: not ready, nothing new, finish what runs and waits, then go.
-
-uvicorn serves; what it lacks is added here: a bound on request heads, a time limit on them, and a hold on the transport, so that a client
-that takes nothing can be cut off.
-"""
+"""Two listening ports in one process, and how they end: not ready, nothing new, finish what runs and waits, then go."""
 
 from __future__ import annotations
 
@@ -11,73 +7,24 @@ import contextlib
 import logging
 import signal
 import socket
-from asyncio import TimerHandle, Transport
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headway_gateway.app import Gateway
-from headway_gateway.exchange import CONNECTION, Cause
+from headway_gateway.client_connection import ClientConnection
+from headway_gateway.exchange import Cause
 from headway_gateway.settings import Settings
 
 log = logging.getLogger("headway.gateway")
 
-HEAD_SECONDS = 30.0
-HEAD_BYTES = 64 * 1024
 LAST_SECONDS = 3.0
 """For the errors that end what the drain budget did not suffice for."""
-
-_TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class PortTaken(Exception):
     """A port cannot be listened on; the message says which and why."""
-
-
-class Connection(HttpToolsProtocol):
-    """uvicorn's protocol, with limits on the head of a request."""
-
-    _head_timer: TimerHandle | None = None
-    _head_bytes = 0
-
-    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # uvicorn narrows it the same way
-        """A connection that sends nothing is closed like one that is idle."""
-        super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.close)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is left to limit."""
-        self._end_of_head()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """Counts while the head is incomplete: the parser itself would keep any amount."""
-        super().data_received(data)
-        if self._head_timer is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
-                self.transport.write(_TOO_LONG)
-                self.transport.close()
-
-    def on_message_begin(self) -> None:
-        """A request begins; its head must be complete in time."""
-        super().on_message_begin()
-        self.scope["extensions"] = {CONNECTION: self.transport}  # type: ignore[dict-item]  # ASGI: extensions hold anything
-        self._end_of_head()
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
-
-    def on_headers_complete(self) -> None:
-        """The head is complete."""
-        self._end_of_head()
-        super().on_headers_complete()
-
-    def _end_of_head(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-        self._head_bytes = 0
 
 
 class _Server(uvicorn.Server):
@@ -177,7 +124,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _server(app: FastAPI, settings: Settings) -> _Server:
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=ClientConnection,
         ws="none",
         lifespan="off",
         log_config=None,

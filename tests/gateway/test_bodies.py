@@ -41,6 +41,28 @@ async def test_bodies_up_to_the_limit_pass_at_any_transfer_coding(house, stub_ru
             assert stub.requests.pop().body == body
 
 
+@pytest.mark.parametrize("pieces", [1, 100, 10_000])
+@pytest.mark.parametrize("coding", ["content-length", "chunked"])
+async def test_the_offer_of_another_protocol_is_passed_over_and_the_body_is_read(house, stub_runtime, coding, pieces):
+    """Some clients offer HTTP/2 in each request; they go on in HTTP/1.1 when the answer does."""
+    stub = stub_runtime()
+    gateway = await house(stub)
+    body = body_of(300)
+    framing = f"content-length: {len(body)}" if coding == "content-length" else "transfer-encoding: chunked"
+    offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQCAAAAAAIAAAAA"
+    sent = body if coding == "content-length" else b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    data = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{framing}\r\n{offer}\r\n\r\n".encode() + sent
+    async with gateway.client() as client:
+        for _ in range(2):
+            for start in range(0, len(data), pieces):
+                client.writer.write(data[start : start + pieces])
+                await asyncio.sleep(0)
+            assert (await client.reply()).status == 200
+            assert stub.requests.pop().body == body
+        client.send(method="GET", path="/v1/models", headers=[("connection", "upgrade"), ("upgrade", "websocket")])
+        assert (await client.reply()).status == 200
+
+
 @pytest.mark.parametrize("how", ["content-length", "chunked", "endless"])
 async def test_one_byte_too_many_is_413_and_the_rest_is_not_read(house, stub_runtime, how):
     stub = stub_runtime()

@@ -56,6 +56,21 @@ async def test_work_stops_within_a_second_of_the_client_leaving(house, stub_runt
     assert stub.open == 0
 
 
+async def test_a_client_that_leaves_with_several_requests_on_one_connection_stops_them_all(house, stub_runtime, until):
+    stub = stub_runtime()
+    gateway = await house(stub)
+    async with gateway.client() as client:
+        for number in range(3):
+            client.send({"model": "m", "prompt": str(number), "stub": {"first": 60.0}})
+        await until(lambda: stub.open == 1)
+        client.close()
+        left = time.monotonic()
+        await until(lambda: stub.open == 0)
+        assert time.monotonic() - left < 1.0
+    await gateway.settled()
+    assert len(stub.requests) == 1
+
+
 @contextlib.asynccontextmanager
 async def open_clients(gateway, count):
     async with contextlib.AsyncExitStack() as stack:

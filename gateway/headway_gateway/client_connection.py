@@ -1,0 +1,116 @@
+"""uvicorn's HTTP protocol with what it lacks: limits on the head of a request, offers of another protocol passed over, and clients that
+leave while more than one of their requests is under way."""
+
+from __future__ import annotations
+
+from asyncio import TimerHandle, Transport
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from headway_gateway.exchange import CONNECTION
+
+HEAD_SECONDS = 30.0
+HEAD_BYTES = 64 * 1024
+MOST_PIPELINED = 16
+"""Requests that may wait behind the one being answered while reading goes on, which is how a client's leaving is noticed."""
+
+_TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class ClientConnection(HttpToolsProtocol):
+    """One connection of a client."""
+
+    _head_timer: TimerHandle | None = None
+    _head_bytes = 0
+    _resuming = False
+    """The parser reads a head that was read before."""
+    _cycles: tuple[RequestResponseCycle, ...] = ()
+    """Requests whose answers are not complete."""
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # uvicorn narrows it the same way
+        """A connection that sends nothing is closed like one that is idle."""
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Every request under way is told, not the last one alone."""
+        self._end_of_head()
+        super().connection_lost(exc)
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Counts while the head is incomplete: the parser itself would keep any amount."""
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
+        if self._head_timer is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
+                self.transport.write(_TOO_LONG)
+                self.transport.close()
+
+    def _feed(self, data: bytes) -> None:
+        """The parser stops at a request that offers an upgrade, as if it had no body.
+
+        Some clients offer HTTP/2 that way in every request. A server may pass that over, so what follows the head is read for what it is,
+        by a parser that is given the framing of the same head again.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+            framing = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name in _FRAMING]
+            self.parser = httptools.HttpRequestParser(self)
+            self._resuming = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing))
+
+    def on_message_begin(self) -> None:
+        """A request begins; its head must be complete in time."""
+        if self._resuming:
+            return
+        super().on_message_begin()
+        self.scope["extensions"] = {CONNECTION: self.transport}  # type: ignore[dict-item]  # ASGI: extensions hold anything
+        self._end_of_head()
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the target."""
+        if not self._resuming:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header."""
+        if not self._resuming:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        if self._resuming:
+            self._resuming = False
+            return
+        self._end_of_head()
+        super().on_headers_complete()
+        self._cycles = (*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle)
+        if 1 < len(self._cycles) <= MOST_PIPELINED:
+            self.flow.resume_reading()
+
+    def on_message_complete(self) -> None:
+        """The request has arrived, unless the parser merely stopped at the offer of an upgrade."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _end_of_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        self._head_bytes = 0
