@@ -109,11 +109,11 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, items: Sequence[Item]) -> StepOutput:
         """Compute the items and sample where they say so; each new token is appended to its row."""
-        batch, hidden = self._forward(items)
+        batch = self._begin(items)
+        hidden = self._hidden(batch, batch.sample_places)
         sampled = Sampled(np.zeros(0, dtype=np.int32))
         if len(batch.sample_places):
-            chosen = hidden.index_select(0, to_device(batch.sample_places, self.device))
-            sampled = self._sampler.sample(self._decoder.logits(chosen), batch.sample_rows)
+            sampled = self._sampler.sample(self._decoder.logits(hidden), batch.sample_rows)
             known = self._num_tokens[batch.sample_rows]
             fits = (sampled.ids >= 0) & (known < self.max_model_len)
             rows = batch.sample_rows[fits]
@@ -124,19 +124,24 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, items: Sequence[Item]) -> torch.Tensor:
         """Compute the items and give the logits after every token of theirs, (tokens, vocab), item by item; nothing is sampled."""
-        batch, hidden = self._forward(items)
+        batch = self._begin(items)
         places = np.concatenate([batch.offsets[index] + np.arange(item.count) for index, item in enumerate(items)])
-        return self._decoder.logits(hidden.index_select(0, to_device(places, self.device)))
+        return self._decoder.logits(self._hidden(batch, places))
 
-    def _forward(self, items: Sequence[Item]) -> tuple[FlatBatch, torch.Tensor]:
-        """Extend the block tables, store the new keys and values, and return the last layer's output for every token."""
+    def _begin(self, items: Sequence[Item]) -> FlatBatch:
+        """Extend the block tables and lay the batch out."""
         for item in items:
             if item.new_blocks:
                 self._append_blocks(item)
         batch = flatten(items)
-        ids = self._tokens[batch.rows, batch.positions].astype(np.int64)
         self._attention.begin(batch)
-        return batch, self._decoder.hidden(to_device(ids, self.device), to_device(batch.positions, self.device), self._attention)
+        return batch
+
+    def _hidden(self, batch: FlatBatch, places: NDArray[np.int64]) -> torch.Tensor:
+        """Store the keys and values of all tokens, and return the last layer's output at these places."""
+        ids = self._tokens[batch.rows, batch.positions].astype(np.int64)
+        tokens, positions, wanted = (to_device(array, self.device) for array in (ids, batch.positions, places))
+        return self._decoder.hidden(tokens, positions, self._attention, wanted)
 
     def _append_blocks(self, item: Item) -> None:
         held = int(self._num_blocks[item.row])

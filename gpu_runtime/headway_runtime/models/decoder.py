@@ -66,8 +66,11 @@ class Decoder:
         self.norm = load("model.norm.weight")
         self.head = Linear(self.embedding if config.tied else load(HEAD), packed=packed, plain=False)
 
-    def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """ids and positions (tokens,) int64 → the last layer's output, not yet normalised: (tokens, hidden)."""
+    def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention, wanted: torch.Tensor) -> torch.Tensor:
+        """ids and positions (tokens,), places `wanted` (rows,), all int64 → the last layer's output there, before its norm: (rows, hidden).
+
+        Of the other tokens nobody reads more than keys and values, so the last layer stops with them.
+        """
         config = self.config
         first_k, first_v = config.num_heads, config.num_heads + config.num_kv_heads
         cos, sin = self.rope.at(positions)
@@ -79,6 +82,10 @@ class Decoder:
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
             mixed = attention.attend(index, rotate(q, cos, sin), rotate(k, cos, sin), v)
+            if layer is self.layers[-1]:
+                mixed, x = mixed.index_select(0, wanted), x.index_select(0, wanted)
+                if not len(wanted):
+                    break
             x = x + layer.output(mixed)
             gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)  # (tokens, intermediate) each
             x = x + layer.down(functional.silu(gate).mul_(up))
