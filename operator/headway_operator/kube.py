@@ -145,7 +145,7 @@ class Kube:
     def _credentials(self) -> dict[str, str]:
         """Read anew for each call: tokens are rotated under the client's feet."""
         settings = self._configuration.auth_settings().values()
-        return {setting["key"]: setting["value"] for setting in settings if setting["in"] == "header" and setting["value"]}
+        return {setting["key"]: setting["value"].strip() for setting in settings if setting["in"] == "header" and setting["value"]}
 
 
 class _Later(Exception):

@@ -118,7 +118,7 @@ class Loop:
         now = self._clock()
         keys = self.store.slos.keys()
         OBJECTS.set(len(keys))
-        self._forget(keys)
+        await self._forget(keys)
         for key in keys:
             if key not in self._running and self._due.get(key, 0.0) <= now:
                 self._running[key] = asyncio.create_task(self._look(key))
@@ -182,12 +182,16 @@ class Loop:
     def _changed(self, key: Key) -> None:
         self._due.pop(key, None)
 
-    def _forget(self, keys: Collection[Key]) -> None:
+    async def _forget(self, keys: Collection[Key]) -> None:
         for key in self._records.keys() - set(keys):
             if key not in self._running:
-                self._reconciler.forget(key, self._records.pop(key))
+                record = self._records.pop(key)
                 self._due.pop(key, None)
                 self._failures.pop(key, None)
+                try:
+                    await self._reconciler.forget(key, record)
+                except (ApiError, NotLeading) as error:
+                    log.warning("%s/%s is gone, and its cordon stays: %s", *key, error)
 
     async def _look(self, key: Key) -> None:
         record = self._records.setdefault(key, Record(began=self._clock()))

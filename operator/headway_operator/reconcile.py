@@ -41,6 +41,8 @@ class Record:
     refreshed: float = 0.0
     """When figures were written last; a new record counts from its beginning."""
     shown: set[str] = field(default_factory=set)
+    cordoned: Target | None = None
+    """Set while its policy cordons somebody."""
 
 
 class Reconciler:
@@ -97,6 +99,7 @@ class Reconciler:
         wanted = plan(observation.snapshot, target.slo, record.memory, now, self._settings.drain_budget)
         record.memory = wanted.memory
         outcome = await self._enforcer.carry_out(target, observation, wanted, record.progress, access, failure=failure, now=now)
+        record.cordoned = target if outcome.policy is not None and outcome.policy.cordoned else None
         if target.slo.mode is Mode.RECOMMEND:
             outcome.decisions += _recommendations(wanted, document)
         planned = [
@@ -196,10 +199,20 @@ class Reconciler:
             record.shown.add(verdict.kind)
             CONDITION.labels(metadata["namespace"], metadata["name"], verdict.kind).set(-1 if verdict.holds is None else int(verdict.holds))
 
-    def forget(self, key: Key, record: Record) -> None:
-        """The object is gone: its figures leave /metrics. Nothing in the cluster is touched."""
+    async def forget(self, key: Key, record: Record) -> None:
+        """The object is gone: its figures leave /metrics, and knobs and replicas stay. Only who was cordoned gets requests again.
+
+        Raises ApiError, NotLeading.
+        """
         for kind in record.shown:
             CONDITION.remove(*key, kind)
+        record.shown.clear()
+        if record.cordoned is not None:
+            now = self._clock()
+            policy = (await self._applier.config_map(record.cordoned, now)).policy(key[1])
+            if policy is not None and policy.cordoned:
+                await self._applier.write_policy(record.cordoned, policy.knobs, (), above=policy.revision, now=now)
+                await self._applier.mark(record.cordoned.runtimes, frozenset())
 
 
 def _recommended(document: Mapping[str, Any], slo: ServingSLO) -> Knobs | None:

@@ -57,6 +57,6 @@ class Watch:
 
 
 def quieten() -> None:
-    """kopf's own words, where they say nothing to whoever runs this operator."""
-    logging.getLogger("kopf.objects").setLevel(logging.ERROR)
-    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
+    """kopf's own words, where they say nothing to whoever runs this operator; its warnings stay."""
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # it warns that signals are not its own here

@@ -121,6 +121,20 @@ def test_deleting_never_hangs_and_leaves_everything_where_it_is(world):
     world.plane.kubectl("delete", "sslo", "--all", "-n", world.namespace, "--timeout=5s")
 
 
+def test_deleting_in_the_middle_of_a_scale_down_lifts_the_cordon(world):
+    world.build(replicas=3)
+    world.rate = 1.0
+    world.slo(bounds={"replicas": {"min": 1, "max": 4}})
+    world.operator()
+    world.wait(lambda: len(world.pods()) == 3, "three pods")
+    world.running.update(dict.fromkeys(world.pods(), 2))
+    world.wait(lambda: world.policy() and world.policy().cordoned, "cordoned, and busy", patience=60)
+    knobs = world.policy().knobs
+    world.delete()
+    world.wait(lambda: not world.policy().cordoned, "everybody gets requests again")
+    assert (world.policy().knobs, world.scale()) == (knobs, 3)
+
+
 def test_finalizers_of_others_are_theirs(world):
     """Somebody adds and removes a finalizer while the operator works on the object: it never comes back."""
     world.build(replicas=1)
