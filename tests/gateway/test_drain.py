@@ -9,6 +9,9 @@ import sys
 
 import pytest
 from headway_core import contract
+from headway_core.admission import Rule
+from headway_core.contract import Endpoint, Pool
+from headway_gateway.settings import RULES, parse
 
 COMMAND = (sys.executable, "-m", "headway_gateway", "--host", "127.0.0.1", "--poll-interval", "0.1")
 
@@ -143,24 +146,30 @@ async def test_it_says_when_it_is_open_to_everybody(behind):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "words"),
     [
-        ([], 2, "--pool NAME=HOST:PORT"),
-        (["--pool", "chat=localhost:9000", "--workers", "4"], 2, "Run more gateway replicas instead"),
-        (["--pool", "Chat=localhost:9000"], 2, "lower-case"),
-        (["--pool", "chat=localhost:99999"], 2, "between 1 and 65535"),
-        (["--pool", "chat=a b:1"], 2, "HOST:PORT"),
-        (["--pool", "chat=a:1", "--pool", "chat=b:1"], 2, "given twice"),
-        (["--pool", "chat=a:1", "--port", "8001"], 2, "must differ"),
-        (["--pool", "chat=a:1", "--request-timeout", "soon"], 2, "seconds"),
-        (["--pool", "chat=a:1", "--rule", "luck"], 2, "moore"),
-        (["--pool", "chat=a:1", "--keys", "/no/such/file"], 1, "/no/such/file"),
+        ([], "--pool NAME=HOST:PORT"),
+        (["--pool", "chat=localhost:9000", "--workers", "4"], "Run more gateway replicas instead"),
+        (["--pool", "Chat=localhost:9000"], "lower-case"),
+        (["--pool", "chat=localhost:99999"], "between 1 and 65535"),
+        (["--pool", "chat=a b:1"], "HOST:PORT"),
+        (["--pool", "chat=a:1", "--pool", "chat=b:1"], "given twice"),
+        (["--pool", "chat=a:1", "--port", "8001"], "must differ"),
+        (["--pool", "chat=a:1", "--request-timeout", "soon"], "seconds"),
+        (["--pool", "chat=a:1", "--max-queue-requests", "1e6"], "whole number"),
+        (["--pool", "chat=a:1", "--rule", "luck"], "moore"),
     ],
 )
-async def test_a_wrong_command_line_is_explained(run, arguments, code, words):
-    process = await run(*arguments)
-    assert await process.end() == code
-    assert words in process.log and "Traceback" not in process.log
+def test_a_wrong_command_line_is_explained(arguments, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments)
+    assert ended.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_a_pool_is_a_name_and_places():
+    given = parse(["--pool", "chat=a:1/2,[::1]:3,b", "--drain-seconds", "5"])
+    assert given.pools == (Pool("chat", (Endpoint("a", 1, 2), Endpoint("::1", 3, 8001), Endpoint("b", 8000, 8001))),)
+    assert given.drain_seconds == 5.0 and given.rule == "moore" and tuple(rule.value for rule in Rule) == RULES
 
 
 async def test_a_taken_port_and_a_broken_key_file_are_explained(run, tmp_path):
@@ -170,6 +179,9 @@ async def test_a_taken_port_and_a_broken_key_file_are_explained(run, tmp_path):
         process = await run("--pool", "a=b:1", "--port", taken.getsockname()[1], "--control-port", 0)
         assert await process.end() == 1
         assert "cannot listen" in process.log and "Traceback" not in process.log
+    process = await run("--pool", "a=b:1", "--port", 0, "--control-port", 0, "--keys", "/no/such/file")
+    assert await process.end() == 1
+    assert "/no/such/file" in process.log and "Traceback" not in process.log
     keys = tmp_path / "keys"
     keys.write_text("acme plain-key\n")
     process = await run("--pool", "a=b:1", "--port", 0, "--control-port", 0, "--keys", keys)

@@ -1,6 +1,7 @@
 """The official `openai` client, in two versions, and the books after it: real runtimes behind a real gateway process."""
 
 import importlib.metadata
+import json
 
 import httpx
 import pytest
@@ -17,16 +18,18 @@ def test_a_client_of_a_year_ago_is_served(run_client, gateway_url, older_client)
     assert run_client(gateway_url, folder) == version
 
 
-def test_the_answer_is_the_runtime_s_own_byte_for_byte(two_runtimes, gateway_url):
+def test_the_answer_is_the_runtime_s_own(two_runtimes, gateway_url):
     body = {"model": "tiny", "prompt": "hello world", "max_tokens": 12, "temperature": 0, "stream": True, "ignore_eos": True}
 
-    def texts(url):
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
-            return [line for line in response.read().decode().split("\n\n") if line]
+    def answer(url):
+        records = [record for record in httpx.post(f"{url}/v1/completions", json=body, timeout=60).text.split("\n\n") if record]
+        # No comment of the runtime's reaches a client.
+        assert all(record.startswith("data: ") for record in records) and records[-1] == "data: [DONE]"
+        events = [json.loads(record.removeprefix("data: ")) for record in records[:-1]]
+        # Ids and instants are each answer's own, and a busy engine may put two tokens into one record.
+        return "".join(event["choices"][0]["text"] for event in events), {frozenset(event) for event in events}
 
-    through, direct = texts(gateway_url), texts(two_runtimes[0].url)
-    assert len(through) == len(direct) and through[-1] == direct[-1] == "data: [DONE]"
-    assert all(line.startswith("data: ") for line in through), "no comment of the runtime's reaches a client"
+    assert answer(gateway_url) == answer(two_runtimes[0].url)
 
 
 def test_the_books_know_what_was_served(two_runtimes, gateway_url):
