@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -18,6 +18,9 @@ _PR_SET_PDEATHSIG = 1
 _RESTART_BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
 _STEADY_AFTER = 60.0
 """Seconds alive after which a process counts as healthy and its backoff starts anew."""
+
+_UNWELL_LIMIT = 30.0
+"""Seconds without a good word from a process that runs, after which it counts as hung: a busy machine is silent for less."""
 
 
 def free_port() -> int:
@@ -55,6 +58,8 @@ class Child:
     started_at: float = 0.0
     deaths: int = 0
     restart_at: float | None = None
+    well_at: float = 0.0
+    """When it was last known to be well."""
     _log: IO[bytes] | None = field(default=None, repr=False)
 
     def start(self, now: float) -> None:
@@ -70,7 +75,7 @@ class Child:
             preexec_fn=_die_with_parent,  # noqa: PLW1509 -- no thread is started before, and it only calls prctl
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
-        self.started_at, self.restart_at = now, None
+        self.started_at, self.well_at, self.restart_at = now, now, None
 
     @property
     def alive(self) -> bool:
@@ -94,7 +99,7 @@ class Child:
 
 
 class Supervisor:
-    """Keeps children running. `check` is called often and says what happened, in words; `stop` ends all."""
+    """Keeps children running. `check` and `end_hung` are called often and say what happened, in words; `stop` ends all."""
 
     def __init__(self, children: Sequence[Child]) -> None:
         self.children = list(children)
@@ -122,6 +127,17 @@ class Supervisor:
             elif now >= child.restart_at:
                 child.start(now)
                 told.append(f"{child.name} started again")
+        return told
+
+    def end_hung(self, well: Collection[str], now: float) -> list[str]:
+        """Ends what runs and has not been among `well` (names) for too long; `check` then starts it again. Returns a line for each."""
+        told = []
+        for child in self.children:
+            if child.name in well or not child.alive:
+                child.well_at = now
+            elif now - child.well_at > _UNWELL_LIMIT and child.process is not None:
+                kill_group(child.process)
+                told.append(f"{child.name} has not been well for {now - child.well_at:.0f} s and was ended; log: {child.log_path}")
         return told
 
     def stop(self, grace: float) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-from headway_core.contract import Endpoint
+from headway_core.contract import Endpoint, ReplicaState
 from headway_core.errors import InvalidInput
 
 from headway_cli.live_view import LiveView
@@ -161,7 +161,13 @@ async def _watch(deployment: Deployment, client: httpx.AsyncClient, stop: asynci
             view.say(line)
         content = _reread(deployment, content, view.say)
         reports = await runtime_reports(client, deployment.runtime_control_urls)
-        changed = steering.observe(reports, await gateway_report(client, deployment.gateway_control_url), deployment.alive, now)
+        gateway = await gateway_report(client, deployment.gateway_control_url)
+        well = [name for name, report in reports.items() if report.state is not ReplicaState.FAILED]
+        if gateway is not None:
+            well.append(deployment.gateway.name)
+        for line in deployment.supervisor.end_hung(well, time.monotonic()):
+            view.say(line)
+        changed = steering.observe(reports, gateway, deployment.alive, now)
         if changed is not None:
             write_policy(deployment.policies, changed)
             knobs = changed.knobs

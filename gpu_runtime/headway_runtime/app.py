@@ -99,9 +99,11 @@ def control_app(replica: Replica) -> FastAPI:
 
     @app.get(contract.PATH_READY, summary="Whether new requests are taken")
     async def ready() -> Response:
-        if replica.state is ReplicaState.READY:
+        stalled = replica.unhealthy()
+        if replica.state is ReplicaState.READY and stalled is None:
             return Response(json.dumps({"status": "ready"}), media_type="application/json")
-        body = json.dumps({"status": replica.state.value, "message": replica.message})
+        state = replica.state if stalled is None else ReplicaState.FAILED
+        body = json.dumps({"status": state.value, "message": stalled or replica.message})
         return Response(body, 503, media_type="application/json")
 
     return app

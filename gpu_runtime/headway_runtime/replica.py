@@ -226,16 +226,17 @@ class Replica:
         """The load report as of now."""
         policy = self.policy
         load = self.engine.load
+        stalled = self.unhealthy()
         effective = Knobs() if load is None else Knobs(load.limits.max_num_seqs, load.limits.prefill_token_budget)
         return self._reports.report(
             at=time.time(),
-            state=self.state,
+            state=self.state if stalled is None else ReplicaState.FAILED,
             ready=self.engine.ready,
             load=load,
             unconfirmed=self.engine.unconfirmed,
             policy=None if self._policy_file is None else self._policy_file.acknowledgement(effective, self._clamped_by),
             cordoned=policy is not None and self.settings.replica_id in policy.cordoned,
-            message=self.message,
+            message=stalled or self.message,
         )
 
     def scrape(self) -> bytes:

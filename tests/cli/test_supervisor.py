@@ -55,6 +55,23 @@ def test_a_child_that_dies_is_restarted_after_a_growing_pause_and_said_so(module
     supervisor.kill()
 
 
+def test_a_child_that_hangs_is_ended_and_restarted_and_one_that_recovers_is_not(module_folder):
+    hung, slow = Child("replica 1", ["sleeper"], module_folder / "1"), Child("replica 2", ["sleeper"], module_folder / "2")
+    supervisor = Supervisor([hung, slow])
+    supervisor.start(100.0)
+    first = hung.process.pid
+    for now in range(101, 130):
+        assert supervisor.end_hung([], float(now)) == []
+    assert supervisor.end_hung(["replica 2"], 130.0) == []
+    (told,) = supervisor.end_hung([], 131.0)
+    assert told.startswith("replica 1 has not been well for 31 s")
+    assert gone(first) and slow.alive
+    supervisor.check(131.0)
+    assert supervisor.check(hung.restart_at) == ["replica 1 started again"]
+    assert supervisor.end_hung(["replica 2"], hung.started_at + 29) == []
+    supervisor.kill()
+
+
 def test_stop_ends_even_what_ignores_sigterm_and_its_children(module_folder):
     child = Child("gateway", ["stubborn"], module_folder / "log")
     supervisor = Supervisor([child])

@@ -9,6 +9,7 @@ import threading
 
 import psutil
 import pytest
+from headway_core.contract import ReplicaState
 
 LONG = {"prompt": "A", "max_tokens": 1000, "ignore_eos": True}
 
@@ -125,7 +126,7 @@ def test_the_engine_ends_when_the_server_is_killed(start_runtime, model, eventua
     sock.close()
 
 
-def test_a_stopped_engine_makes_health_fail(start_runtime, model, eventual, monkeypatch):
+def test_a_stopped_engine_makes_health_fail_and_sends_gateways_elsewhere(start_runtime, model, eventual, monkeypatch):
     runtime = start_runtime(model, "--num-blocks", 1024)
     assert runtime.client.get(f"{runtime.control}/health").status_code == 200
     sock = runtime.connect(LONG)
@@ -133,8 +134,13 @@ def test_a_stopped_engine_makes_health_fail(start_runtime, model, eventual, monk
     runtime.children()[0].suspend()
     answer = eventual(lambda: (got := runtime.client.get(f"{runtime.control}/health")).status_code == 503 and got, 30, "failing health")
     assert "no step has ended" in answer.json()["message"]
+    report, ready = runtime.load(), runtime.client.get(f"{runtime.control}/ready")
+    assert report.state is ReplicaState.FAILED and "no step has ended" in report.message
+    assert ready.status_code == 503 and ready.json()["status"] == "failed"
     runtime.children()[0].resume()
     eventual(lambda: runtime.client.get(f"{runtime.control}/health").status_code == 200, 30, "health again")
+    assert runtime.load().state is ReplicaState.READY
+    assert runtime.client.get(f"{runtime.control}/ready").status_code == 200
     sock.close()
 
 
