@@ -53,13 +53,21 @@ def gateway(ports: list[int]) -> Iterator[tuple[psutil.Process, int]]:
         yield running, port
 
 
-def measured(relay: psutil.Process | None, *load: object) -> dict[str, float]:
-    before = sum(relay.cpu_times()[:2]) if relay else 0.0
-    done = subprocess.run([str(word) for word in part(*load)], stdout=subprocess.PIPE, text=True, check=True)
-    result = json.loads(done.stdout)
-    result["cpu"] = (sum(relay.cpu_times()[:2]) if relay else 0.0) - before
+def measured(relay: psutil.Process | None, *load: object, whole: bool = False) -> dict[str, float]:
+    """Runs a load. `cpu` is what the relay used while it measured; with `whole`, from the load's first connection on."""
+    before = _cpu(relay)
+    running = subprocess.Popen([str(word) for word in part(*load)], stdout=subprocess.PIPE, text=True)
+    running.stdout.readline()
+    before = before if whole else _cpu(relay)
+    result = json.loads(running.stdout.readline())
+    result["cpu"] = _cpu(relay) - before
     result["rss"] = relay.memory_info().rss / 2**20 if relay else 0.0
+    running.wait()
     return result
+
+
+def _cpu(relay: psutil.Process | None) -> float:
+    return sum(relay.cpu_times()[:2]) if relay else 0.0
 
 
 def chunks(rounds: int, each: int) -> None:
@@ -74,9 +82,9 @@ def chunks(rounds: int, each: int) -> None:
         bare_process, (bare_port,) = stack.enter_context(process(*part("bare", ports[0])))
         gateway_process, gateway_port = stack.enter_context(gateway(ports))
         for _ in range(rounds + 1):
-            sums["none"].append(measured(None, "streams", ports[0], streams, 0))
-            sums["bare"].append(measured(bare_process, "streams", bare_port, streams, 0))
-            sums["gateway"].append(measured(gateway_process, "streams", gateway_port, streams, 0))
+            sums["none"].append(measured(None, "streams", ports[0], streams, 0, whole=True))
+            sums["bare"].append(measured(bare_process, "streams", bare_port, streams, 0, whole=True))
+            sums["gateway"].append(measured(gateway_process, "streams", gateway_port, streams, 0, whole=True))
     costs = {}
     for arm, (_, *results) in sums.items():  # the first round warms up
         count = sum(result["chunks"] for result in results)
@@ -167,14 +175,13 @@ def held(seconds: float) -> None:
     print("| streams | relay | chunks/s | p50 / p99 ms | CPU of one core | memory MiB |")
     print("|---|---|---|---|---|---|")
     with process(*part("upstream", 100_000, 1.0, 1)) as (_, ports):
-        for count in (100, 1_000, 2_500, 5_000, 7_500, 10_000):
+        for count in (100, 1_000, 2_500, 5_000, 7_500, 9_900):
             for arm in ("bare", "gateway"):
                 made = process(*part("bare", ports[0])) if arm == "bare" else gateway(ports)
                 with made as (running, port):
                     result = measured(running, "streams", port if isinstance(port, int) else port[0], count, seconds)
                 rate = result["chunks"] / result["seconds"]
-                # The CPU of opening the streams is in it too, so this is an upper bound.
-                share = result["cpu"] / (result["seconds"] + 2.0 + count / 5_000)
+                share = result["cpu"] / result["seconds"]
                 broken = f" ({result['broken']} broken)" if result["broken"] else ""
                 print(
                     f"| {count}{broken} | {arm} | {rate:.0f} | {result.get('p50', 0):.2f} / {result.get('p99', 0):.2f} | {share:.0%} "

@@ -2,7 +2,7 @@
 
     python benchmarks/gateway_traffic.py upstream CHUNKS GAP SPREAD | bare PORT | gateway PORT CONTROL | streams ... | requests ...
 
-Servers print their ports, loads print one line of JSON.
+Servers print their ports; loads print "measuring" when they begin to, and one line of JSON at the end.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ _ANSWER = json.dumps(
 # ---------------------------------------------------------------- the scripted runtime
 
 
+SEEN: dict[str, int] = {}
+"""Gateway boot id → highest dispatch number, as the load report says it."""
+
+
 class Upstream(asyncio.Protocol):
     """Answers every stream request with chunks that carry the instant they were written; every other one at once."""
 
@@ -63,6 +67,9 @@ class Upstream(asyncio.Protocol):
             if len(rest) < length:
                 return
             body, self.buffer = rest[:length], rest[length:]
+            if b"x-headway-dispatch: " in head:
+                gateway, _, number = head.split(b"x-headway-dispatch: ")[1].split(b"\r\n")[0].decode().partition(":")
+                SEEN[gateway] = max(SEEN.get(gateway, 0), int(number))
             if b'"stream": true' in body or b'"stream":true' in body:
                 self.transport.write(_STREAM_HEAD)
                 self.left = self.chunks
@@ -112,7 +119,7 @@ class Control(asyncio.Protocol):
             prefill_rate=1e9,
             completion_rate=1e6,
             iteration_seconds=0.001,
-            dispatched={},
+            dispatched=dict(SEEN),
         )
         body = contract.dump(report).encode()
         self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
@@ -176,9 +183,10 @@ async def bare(port: int) -> None:
 class Stream(asyncio.Protocol):
     """One streaming client: counts chunks and how late each is."""
 
-    def __init__(self, late: list[int], done: asyncio.Event) -> None:
+    def __init__(self, late: list[int]) -> None:
         self.late = late
-        self.done = done
+        self.first = asyncio.Event()
+        self.done = asyncio.Event()
         self.tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -188,6 +196,7 @@ class Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = time.monotonic_ns()
+        self.first.set()
         data = self.tail + data
         *whole, self.tail = data.split(b"\n\n")
         for part in whole:
@@ -205,22 +214,25 @@ async def load_streams(port: int, count: int, seconds: float) -> None:
     """Opens `count` streams, then measures for `seconds`, or until they end when that is 0."""
     loop = asyncio.get_running_loop()
     late: list[int] = []
-    ends: list[asyncio.Event] = []
+    streams: list[Stream] = []
     for index in range(count):
-        ends.append(asyncio.Event())
-        await loop.create_connection(lambda end=ends[-1]: Stream(late, end), "127.0.0.1", port)
-        if index % 100 == 99:
-            await asyncio.sleep(0.02)
+        _, stream = await loop.create_connection(lambda: Stream(late), "127.0.0.1", port)
+        streams.append(stream)
+        if seconds and index % 20 == 19:
+            await asyncio.sleep(0.04)
     if seconds:
+        await asyncio.gather(*(stream.first.wait() for stream in streams))
         await asyncio.sleep(2.0)
-        late.clear()
-        begun = time.monotonic()
+    late.clear()
+    print("measuring", flush=True)
+    begun = time.monotonic()
+    if seconds:
         await asyncio.sleep(seconds)
     else:
-        begun = time.monotonic()
-        await asyncio.gather(*(end.wait() for end in ends))
+        await asyncio.gather(*(stream.done.wait() for stream in streams))
     late.sort()
-    result = {"chunks": len(late), "seconds": time.monotonic() - begun, "broken": sum(end.is_set() for end in ends) if seconds else 0}
+    broken = sum(stream.done.is_set() for stream in streams) if seconds else 0
+    result = {"chunks": len(late), "seconds": time.monotonic() - begun, "broken": broken}
     if late:
         result |= {"p50": late[len(late) // 2] / 1e6, "p99": late[int(len(late) * 0.99)] / 1e6}
     print(json.dumps(result), flush=True)
@@ -269,6 +281,7 @@ async def load_requests(port: int, count: int, seconds: float, key: str) -> None
         await loop.create_connection(lambda: Asker(taken, headers), "127.0.0.1", port)
     await asyncio.sleep(1.0)
     taken.clear()
+    print("measuring", flush=True)
     begun = time.monotonic()
     await asyncio.sleep(seconds)
     elapsed = time.monotonic() - begun
