@@ -10,7 +10,7 @@ SHORTEST = 1
 LONGEST = 60
 """Official SDKs ignore a Retry-After above 60 s."""
 SPREAD = 0.5
-"""The jitter: up to this much of the wait is added, or taken off the bound."""
+"""The jitter: up to this much of the wait is added."""
 RETURN_SHARE = 0.33
 """Of the pool's capacity, set aside in thought for those who were told to come back."""
 
@@ -25,8 +25,10 @@ def retry_after(excess: float, jitter: float, shortest: int = SHORTEST, longest:
         raise ValueError(f"jitter lies in [0, 1), not {jitter}")
     if math.isnan(excess):
         raise ValueError("excess is a number of seconds, not NaN")
-    # Spread at the bound too, downwards: else everybody refused in a long overload is told the bound itself and comes back at once.
-    return max(shortest, math.ceil(min(max(0.0, excess) * (1 + SPREAD * jitter), longest * (1 - SPREAD * jitter))))
+    if excess >= longest:
+        # Still spread at the bound, else a long outage ends in a stampede.
+        return max(shortest, math.ceil(longest * (1 - SPREAD * jitter)))
+    return min(longest, max(shortest, math.ceil(max(0.0, excess) * (1 + SPREAD * jitter))))
 
 
 @dataclass(slots=True)
