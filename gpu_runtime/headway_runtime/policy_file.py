@@ -31,6 +31,8 @@ def read_documents(path: Path) -> dict[str, bytes]:
         return {}
     documents = {}
     for file in files:
+        if not file.is_file():
+            continue  # Opening a pipe would wait for ever, and no policy would be read again.
         try:
             with file.open("rb") as opened:
                 documents[file.name] = opened.read(MAX_FILE_BYTES + 1)
