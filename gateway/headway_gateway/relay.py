@@ -135,7 +135,7 @@ class Relay:
             passed = records.feed(data) if data else b""
             held.append(passed)
             found = content_records(passed) if passed else 0
-            if not found and data:
+            if data and not found and not exchange.started:
                 continue
             if found:
                 attempt.ticket.content(loop.time(), found)
@@ -143,9 +143,12 @@ class Relay:
             if not exchange.started:
                 await exchange.start(response.status, headers)
             out = b"".join(held)
+            held.clear()
             if out:
                 await exchange.write(out)
-            return out
+            if found or not data:
+                return out
+            due = loop.time() + self.hold
 
 
 def _count(text: str | None) -> int | None:

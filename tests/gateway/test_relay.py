@@ -141,11 +141,14 @@ async def test_text_that_looks_like_the_comment_is_content(house, stub_runtime, 
 
 
 async def test_nothing_goes_out_before_content_until_the_hold_is_spent(house, stub_runtime, wire):
-    release = asyncio.Event()
+    more, release = asyncio.Event(), asyncio.Event()
+    empty = wire.record({"choices": [{"index": 0, "delta": {}}]})
 
     async def script(request, write):
         wire.begin(write)
         wire.chunk(write, PIECES[0])
+        await more.wait()
+        wire.chunk(write, empty)
         await release.wait()
         wire.chunk(write, PIECES[1])
         wire.chunk(write, PIECES[-1])
@@ -162,6 +165,11 @@ async def test_nothing_goes_out_before_content_until_the_hold_is_spent(house, st
         kept = [await client.piece(), await client.piece()]
         # A comment line that ends no record: no client sees an empty one.
         assert all(piece.startswith(b":") and piece.count(b"\n") == 1 for piece in kept)
+        more.set()
+        while (piece := await client.piece()) in kept:
+            pass
+        # Once begun, what the runtime itself says to keep the connection alive passes at once.
+        assert piece == empty
         release.set()
         rest = b""
         while piece := await client.piece():
