@@ -131,7 +131,7 @@ async def upstream(chunks: int, gap: float, spread: bool) -> None:
     serving = await loop.create_server(lambda: Upstream(chunks), "127.0.0.1", 0, backlog=20_000)
     control = await loop.create_server(Control, "127.0.0.1", 0)
     print(*(server.sockets[0].getsockname()[1] for server in (serving, control)), flush=True)
-    slots = 100 if spread else 1
+    slots = 500 if spread else 1
     for number in range(1_000_000_000):
         due = loop.time() + gap / slots
         members = list(Upstream.streams)
