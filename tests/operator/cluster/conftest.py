@@ -141,6 +141,7 @@ class World:
         self.counted_at = time.monotonic()
         self.lock = threading.Lock()
         self.server = ThreadingHTTPServer(("0.0.0.0", 0), self._handler())
+        self.server.handle_error = lambda *args: None  # an operator that is killed resets its connections
         self.server.daemon_threads = True
         self.port = self.server.server_port
         self.stopping = threading.Event()
@@ -352,7 +353,7 @@ class World:
                 self._ready(name)
             touch = (pod.metadata.annotations or {}).get(ANNOTATION_POLICY_TOUCH)
             if pod.status.pod_ip and name not in self.deaf and (touch != self.touched.get(name) or name not in self.policies):
-                self._read_policies(name)
+                self.read_policies(name)
                 self.touched[name] = touch
 
     def _ready(self, name):
@@ -374,7 +375,7 @@ class World:
     def _status(self, name, status):
         self.core.patch_namespaced_pod_status(name, self.namespace, {"status": status})
 
-    def _read_policies(self, name):
+    def read_policies(self, name):
         try:
             data = self.core.read_namespaced_config_map(f"{GATEWAY}-policy", self.namespace).data or {}
         except client.ApiException:

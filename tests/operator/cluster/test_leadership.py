@@ -73,6 +73,7 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_start(world):
     assert [entry for entry in world.changes(mark) if entry.user == world.user] == []
 
 
+@pytest.mark.full
 def test_rolling_restarts_have_one_writer_at_a_time(world):
     world.build(replicas=1)
     world.rate = 5.0

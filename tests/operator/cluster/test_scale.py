@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from headway_core.contract import ClassBooks, GatewayReport, PoolBooks, ReplicaState
+from headway_core.contract import Acknowledgement, ClassBooks, GatewayReport, Knobs, PoolBooks, ReplicaState
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 
@@ -36,23 +36,36 @@ def populate(world, first, last):
 
 
 class Crowd:
-    """Answers for every pod from a few strings: the crowd must cost its own process little."""
+    """Answers for every pod, and reads each gateway's policies once for all of its pods: the crowd itself must cost little."""
 
     def __init__(self, world):
         self.world = world
-        self.pools = {}
-        world.report = self.report
-        world.pause = 3.0
+        self.plain = world.report
+        self.revisions = {}
+        """Gateway number → (when, object number → revision)."""
+        world.report, world.read_policies, world.pause = self.report, lambda name: None, 3.0
+
+    def read(self, gateway):
+        """What the policy ConfigMap of one gateway says, as of the last two seconds; revisions alone, cut out of the text."""
+        at, known = self.revisions.get(gateway, (0.0, {}))
+        if time.monotonic() - at > 2.0:
+            data = self.world.core.read_namespaced_config_map(f"headway-gateway-{gateway}-policy", self.world.namespace).data or {}
+            known = {int(key[4:-5]): json.loads(text) for key, text in data.items()}
+            self.revisions[gateway] = (time.monotonic(), known)
+        return known
+
+    def acknowledgement(self, number):
+        policy = self.read(number // PER_GATEWAY).get(number)
+        return Acknowledgement(policy["revision"], policy["sloUID"], Knobs()) if policy else None
 
     def report(self, name):
         kind, number = name.rsplit("-", 2)[0].rsplit("-", 1)
         if kind == "rt":
-            plain = type(self.world).report(self.world, name)
-            return dataclasses.replace(plain, pool=f"rt-{number}")
+            return dataclasses.replace(self.plain(name), pool=f"rt-{number}", policy=self.acknowledgement(int(number)))
         first = int(number) * PER_GATEWAY
         elapsed = int(time.monotonic() - self.world.counted_at)
         books = {"default": ClassBooks(offered=elapsed, outcomes={"ok": elapsed}, good={"all": elapsed}, judged={"all": elapsed})}
-        pools = tuple(PoolBooks(f"rt-{index}", books) for index in range(first, first + PER_GATEWAY))
+        pools = tuple(PoolBooks(f"rt-{index}", books, self.acknowledgement(index)) for index in range(first, first + PER_GATEWAY))
         return GatewayReport(name, f"boot-{name}", 1, 0.0, ReplicaState.READY, pools)
 
 
@@ -88,10 +101,12 @@ def test_a_thousand_objects(world):
     for count in (300, 1000):
         starts = range(done, count, PER_GATEWAY)
         workers = [threading.Thread(target=populate, args=(world, start, min(start + PER_GATEWAY, count))) for start in starts]
+        began = time.monotonic()
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
+        print(f"\n{count - done} objects made in {time.monotonic() - began:.0f} s")
         done = count
         costs[count] = cost(world, operator, count)
         print("\n{:5d} objects: {:6.1f} CPU s/min, {:5.0f} MiB, {:5.0f} API calls/min".format(count, *costs[count]))

@@ -10,7 +10,7 @@ from kubernetes import client
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_api_server_is_stopped_for_a_minute(world):
     world.build(replicas=2)
     world.rate = 8.0  # two replicas carry 9.7
@@ -37,6 +37,7 @@ def test_the_api_server_is_stopped_for_a_minute(world):
     world.wait_for_controllers()
 
 
+@pytest.mark.full
 def test_a_watch_that_expired_is_begun_again(world):
     """History is compacted while the API server is away, so every watch resumes with 410 Gone; what changed meanwhile is found."""
     world.build(replicas=1)
@@ -151,8 +152,9 @@ def test_finalizers_of_others_are_theirs(world):
     assert "finalizers" not in world.get()["metadata"]
 
 
+@pytest.mark.full
 def test_killed_at_any_moment_it_ends_where_it_would_have(world):
-    """Ten times SIGKILL in the middle of edits and load: knobs, scale and number of ReplicaSets are those of an undisturbed run."""
+    """Four times SIGKILL in the middle of edits and load: knobs, scale and number of ReplicaSets are those of an undisturbed run."""
     world.build(replicas=1)
     world.rate = 15.0
     world.slo(bounds={"replicas": {"min": 1, "max": 8}})
