@@ -38,6 +38,8 @@ class Record:
     end: float | None = None
     status: int | None = None
     error: str | None = None
+    in_band: bool = False
+    """The error is an event of the stream: the server said what happened, after its 200."""
     shed_reason: str | None = None
     retry_after: int | None = None
     prompt_tokens: int | None = None
@@ -205,7 +207,7 @@ async def _send(session: aiohttp.ClientSession, target: Target, prompt: str, rec
                 record.error = (await response.text())[:300]
             else:
                 await _read_stream(_events(response.content), record, start)
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError: an event cut in the middle is no JSON
         record.error = f"{type(error).__name__}: {error}"
     record.end = time.monotonic() - start
 
@@ -216,7 +218,7 @@ async def _read_stream(events: AsyncIterator[str], record: Record, start: float)
             return
         chunk = json.loads(data)
         if "error" in chunk:
-            record.error = str(chunk["error"])[:300]
+            record.error, record.in_band = str(chunk["error"])[:300], True
             return
         if usage := chunk.get("usage"):
             record.prompt_tokens, record.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]

@@ -82,6 +82,7 @@ async def test_every_way_a_request_can_end_is_recorded_as_what_it_was(endpoint):
     assert (shed.status, shed.shed_reason, shed.retry_after, shed.ok, shed.ttft) == (429, "slot_wait", 7, False, None)
     assert not broken.ok and broken.first_token is not None
     assert not failed.ok and "engine died" in failed.error
+    assert (failed.in_band, broken.in_band) == (True, False)
     assert good.ok and (good.prompt_tokens, good.output_tokens, len(good.token_times)) == (21, 2, 2)
     assert good.tpot >= 0.01
     assert all(record.end is not None for record in records)
