@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from starlette.routing import Route
 from headway_gateway import answers, openapi, status_page
 from headway_gateway.answers import Answer, Refused
 from headway_gateway.api import Endpoint
+from headway_gateway.client_connection import ClientConnection
 from headway_gateway.exchange import Exchange, Receive, Scope, Send
 from headway_gateway.key_files import KeyFiles
 from headway_gateway.keys import KeyRing
@@ -50,6 +51,8 @@ class Gateway:
         self.reports = LoadReports(socket.gethostname(), self.boot_id, self.pools, book)
         self.metrics = Exposition(BooksCollector(self.pools, loop.time, lambda pool: book.age(pool, loop.time()) if book else None))
         self.recent = status_page.Recent(self.pools, loop.time)
+        self.connections: Collection[ClientConnection] = ()
+        """Of clients, on the serving port; set by whoever listens there."""
         self.serving = serving_app(self)
         self.control = control_app(self)
 
@@ -154,9 +157,9 @@ def _app(gateway: Gateway, title: str) -> FastAPI:
         """The process runs."""
         return {"status": "ok"}
 
-    @app.get(contract.PATH_READY, responses={503: {"description": "Going away: send nothing new."}})
+    @app.get(contract.PATH_READY, responses={503: {"description": "Just started, or going away: send nothing new."}})
     async def ready() -> Response:
-        """Whether new requests should come here. Without replicas they should: the answer says when to try again."""
+        """Whether new requests should come here. Once it has looked for replicas they should, even if there were none."""
         state = gateway.pools.state
         return JSONResponse({"status": state.value}, 200 if state is contract.ReplicaState.READY else 503)
 

@@ -43,6 +43,17 @@ class ClientConnection(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
 
+    def finish(self) -> None:
+        """Takes no request after those that are under way: closed at once when it is idle, else behind the last answer.
+
+        One that has just come, or that is sending a head, is left: whoever is behind it has begun to ask and is to be told.
+        """
+        under_way = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if under_way:
+            under_way[-1].keep_alive = False
+        elif self._head_timer is None:
+            self.transport.close()
+
     def data_received(self, data: bytes) -> None:
         """Counts while the head is incomplete: the parser itself would keep any amount."""
         self._unset_keepalive_if_required()

@@ -24,6 +24,8 @@ class Failure(Enum):
 
     CONNECT = "connect"
     """Nothing was sent: any other replica may try."""
+    REFUSED = "refused"
+    """It takes nothing new (503), as one that is going away does: nothing was begun, and any other may try."""
     STALE = "stale"
     """A kept connection was closed under the request, and no byte came back: the usual race, worth one more try anywhere."""
     RESET = "reset"

@@ -28,7 +28,7 @@ from headway_gateway.upstream import Upstream, forwarded
 log = logging.getLogger("headway.gateway")
 
 MOST_CONNECTS = 3
-"""Replicas that are tried when nobody even takes the connection."""
+"""Replicas that are tried when nobody even takes the request."""
 MOST_BREAKS = 2
 """Tries of a request whose replica broke off under it: it may be the request that breaks them."""
 
@@ -106,10 +106,10 @@ class Pipeline:
         try:
             await self._relay.run(attempt)
         except UpstreamError as error:
-            # A closed keep-alive connection says nothing about the health of whoever closed it.
-            turn.failed = error.failure is not Failure.STALE
-            if error.failure is Failure.CONNECT:
-                pool.replicas.refused(turn.replica)
+            # A closed keep-alive connection says nothing about the health of whoever closed it, nor does going away.
+            turn.failed = error.failure in (Failure.CONNECT, Failure.RESET)
+            if error.failure in (Failure.CONNECT, Failure.REFUSED):
+                pool.replicas.refused(turn.replica, listens=error.failure is Failure.REFUSED)
             raise
         finally:
             if attempt.prompt_tokens is not None and asked.token_ids is None:

@@ -161,7 +161,8 @@ class Pools:
         self._upstream = upstream
         self._pools: dict[str, ServedPool] = {}
         self._numbers = itertools.count(1)
-        self._started = False
+        self._first: tuple[ServedPool, ...] | None = None
+        """The pools that were known at the start; None before it."""
         for pool in settings.pools:
             self.obey(default_policy(pool))
 
@@ -176,12 +177,12 @@ class Pools:
             return
         pool = self._pools[policy.pool.name] = ServedPool(policy, self._boot_id, self._settings, self._upstream)
         pool.door.draining = self.draining
-        if self._started:
+        if self._first is not None:
             pool.start()
 
     def start(self) -> None:
         """Starts every pool's tasks, and from now on those of each new pool."""
-        self._started = True
+        self._first = tuple(self)
         for pool in self:
             pool.start()
 
@@ -218,5 +219,8 @@ class Pools:
 
     @property
     def state(self) -> ReplicaState:
-        """This gateway's own state."""
-        return ReplicaState.DRAINING if self.draining else ReplicaState.READY
+        """This gateway's own state. It starts until every address that it knew at first was asked once: before, nobody could be served."""
+        if self.draining:
+            return ReplicaState.DRAINING
+        looked = self._first is not None and all(pool.replicas.looked.is_set() for pool in self._first)
+        return ReplicaState.READY if looked else ReplicaState.STARTING

@@ -21,7 +21,7 @@ from headway_gateway.upstream import Place, Response, Upstream
 KEEP_ALIVE = b": waiting for the first token\n"
 """A comment line without an empty line after it: it ends no record, so no client sees an empty one."""
 
-_DEAD = (502, 503, 504)
+_DEAD = {502: Failure.RESET, 503: Failure.REFUSED, 504: Failure.RESET}
 """Statuses of a replica that cannot serve at all, as opposed to one that failed at this request."""
 
 
@@ -62,7 +62,7 @@ class Relay:
             attempt.heard(response.header(LOAD))
             attempt.prompt_tokens = _count(response.header(PROMPT_TOKENS))
             if response.status in _DEAD:
-                raise UpstreamError(Failure.RESET, f"it answered {response.status}")
+                raise UpstreamError(_DEAD[response.status], f"it answered {response.status}")
             if response.status < 300 and response.is_stream:
                 await self._stream(response, attempt)
             else:

@@ -50,6 +50,8 @@ class _Watched:
     """Under which id the fleet knows whoever answers there."""
     refused: bool = False
     """The last try found nobody listening. That is knowledge, unlike silence."""
+    shut: bool = False
+    """It answered that it takes nothing new; its next report may say more."""
     missing_since: float | None = None
     error: str | None = None
 
@@ -84,14 +86,16 @@ class Replicas:
         return None
 
     def unreachable(self) -> frozenset[str]:
-        """Replicas that nobody answers for at this moment."""
-        return frozenset(watched.replica for watched in self._watched.values() if watched.refused and watched.replica is not None)
+        """Replicas that nobody answers for at this moment, or that take nothing."""
+        away = (watched for watched in self._watched.values() if watched.refused or watched.shut)
+        return frozenset(watched.replica for watched in away if watched.replica is not None)
 
-    def refused(self, replica: str) -> None:
-        """Its serving port took no connection: nothing goes there until it reports again."""
+    def refused(self, replica: str, *, listens: bool) -> None:
+        """Its serving port took no connection, or (`listens`) took no request: nothing goes there until it reports again."""
         for watched in self._watched.values():
             if watched.replica == replica:
-                watched.refused = True
+                watched.shut = listens
+                watched.refused = watched.refused or not listens
         self._changed()
 
     def hint(self, replica: str, text: str | None) -> None:
@@ -211,7 +215,7 @@ class Replicas:
         if watched.replica not in (None, name):
             self._lose(watched)
         watched.replica = name
-        watched.refused = False
+        watched.refused = watched.shut = False
         self.model = report.model
         if name != report.replica:
             report = dataclasses.replace(report, replica=name)

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -54,6 +55,7 @@ async def listening(settings: Settings) -> AsyncIterator[tuple[Gateway, int, int
     sockets = [_listen(settings.host, port) for port in (settings.port, settings.control_port)]
     gateway = Gateway(settings)
     servers = [_server(app, settings) for app in (gateway.serving, gateway.control)]
+    gateway.connections = cast(Collection[ClientConnection], servers[0].server_state.connections)
     async with gateway.running():
         tasks = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
         for server in servers:
@@ -89,6 +91,7 @@ async def serve(settings: Settings, started: Callable[[Gateway, int, int], None]
 async def drain(gateway: Gateway, now: asyncio.Event) -> None:
     """Takes nothing new, lets what runs and waits finish within the budget, and ends the rest with an error each.
 
+    Connections that clients keep are ended with it: the next request on one would only learn that it came to the wrong place.
     `now` set: no more waiting.
     """
     pipeline, budget = gateway.pipeline, gateway.settings.drain_seconds
@@ -96,6 +99,8 @@ async def drain(gateway: Gateway, now: asyncio.Event) -> None:
     gateway.pools.drain()
     for exchange in pipeline.open:
         exchange.closing = True
+    for connection in list(gateway.connections):
+        connection.finish()
     waits = [asyncio.ensure_future(event.wait()) for event in (pipeline.idle, now)]
     await asyncio.wait(waits, timeout=budget, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:

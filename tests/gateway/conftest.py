@@ -320,15 +320,20 @@ class Client:
         await self.reader.readexactly(2)
         return data
 
+    async def chunks(self):
+        """The rest of a chunked body."""
+        body = b""
+        while data := await self.piece():
+            body += data
+        return body
+
     async def reply(self):
         status, headers = await self.head()
         if status == 100:
             status, headers = await self.head()
         named = dict(headers)
         if named.get("transfer-encoding") == "chunked":
-            body = b""
-            while data := await self.piece():
-                body += data
+            body = await self.chunks()
         else:
             body = await asyncio.wait_for(self.reader.readexactly(int(named.get("content-length", 0))), 60)
         return Reply(status, headers, body)

@@ -1,6 +1,7 @@
 """The process itself: starting, refusing to start, and going away without losing anybody."""
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
@@ -75,11 +76,14 @@ async def behind(run, stub_runtime, client_of, until):
 
 async def test_what_runs_and_what_waits_finishes_and_nothing_new_comes_in(behind, client_of, until):
     process, stub = await behind("--rule", "open", slots=1, completion_rate=1.0)
-    async with client_of(process.port) as runs, client_of(process.port) as waits, client_of(process.port) as idle:
+    clients = [client_of(process.port) for _ in range(4)]
+    async with contextlib.AsyncExitStack() as stack:
+        runs, waits, idle, silent = [await stack.enter_async_context(client) for client in clients]
         idle.send({"model": "m", "prompt": "x", "max_tokens": 1})
         assert (await idle.reply()).header("connection") is None
-        runs.send({"model": "m", "prompt": "x", "stream": True, "stub": {"first": 0.5, "tokens": 20, "gap": 0.05}})
-        await until(lambda: stub.running == 1)
+        runs.send({"model": "m", "prompt": "x", "stream": True, "stub": {"tokens": 30, "gap": 0.05}})
+        status, headers = await runs.head()
+        assert status == 200 and "connection" not in dict(headers)
         seq = stub.seq
         await until(lambda: stub.seq > seq + 1)
         waits.send({"model": "m", "prompt": "y", "stream": True, "stub": {"tokens": 3}})
@@ -87,21 +91,22 @@ async def test_what_runs_and_what_waits_finishes_and_nothing_new_comes_in(behind
         process.running.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.2)
         async with client_of(process.port) as late:
-            late.send({"model": "m", "prompt": "z", "stream": True})
-            reply = await late.reply()
-            assert (reply.status, reply.header(contract.SHED_REASON), reply.header("connection")) == (503, "draining", "close")
-            assert reply.header("retry-after").isdigit()
-        idle.send({"model": "m", "prompt": "z"})
-        assert (await idle.reply()).status == 503
+            for newcomer in (late, silent):
+                newcomer.send({"model": "m", "prompt": "z", "stream": True})
+                reply = await newcomer.reply()
+                assert (reply.status, reply.header(contract.SHED_REASON), reply.header("connection")) == (503, "draining", "close")
+                assert reply.header("retry-after").isdigit()
+        assert await asyncio.wait_for(idle.reader.read(), 5) == b"", "a connection that was kept ends, before somebody asks on it"
         async with client_of(process.control_port) as control:
             control.send(b"", "/ready", method="GET")
             assert (await control.reply()).status == 503
         async with client_of(process.control_port) as control:
             control.send(b"", "/load", method="GET")
             assert contract.load_gateway_report((await control.reply()).body).state is contract.ReplicaState.DRAINING
-        first, second = await runs.reply(), await waits.reply()
-        assert first.body.endswith(b"data: [DONE]\n\n") and first.body.count(b'"text": "w') == 20
+        first, second = await runs.chunks(), await waits.reply()
+        assert first.endswith(b"data: [DONE]\n\n") and first.count(b'"text": "w') == 30
         assert second.body.endswith(b"data: [DONE]\n\n") and second.header("connection") == "close"
+        assert await asyncio.wait_for(runs.reader.read(), 5) == b"", "its head was out before the drain: the end of the answer ends it"
     assert await process.end() == 0
 
 
@@ -113,9 +118,7 @@ async def test_what_outlasts_the_budget_ends_with_an_error_of_its_own(behind, cl
         await until(lambda: stub.running == 2)
         assert (await streams.head())[0] == 200
         process.running.send_signal(signal.SIGTERM)
-        body = b""
-        while piece := await streams.piece():
-            body += piece
+        body = await streams.chunks()
         last = json.loads(body.split(b"\n\n")[-2].removeprefix(b"data: "))
         assert last["error"]["code"] == "draining"
         reply = await whole.reply()

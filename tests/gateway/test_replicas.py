@@ -114,6 +114,41 @@ async def test_an_answer_of_a_dead_replica_is_tried_elsewhere(house, stub_runtim
     assert broken.requests and len(good.requests) == 20
 
 
+async def test_replicas_that_are_going_away_pass_a_request_on_and_are_not_blamed(house, stub_runtime):
+    """Its report is half a second old when a replica begins to drain: until the next one it refuses what is sent to it."""
+    going, good = [stub_runtime(name) for name in "abc"], stub_runtime("d")
+    gateway = await house(*going, good, poll_interval=30.0)
+    for stub in going:
+        stub.script = lambda request, write: dead(write, 503)
+    replies = [await gateway.ask(max_tokens=1) for _ in range(20)]
+    assert {reply.status for reply in replies} == {200}
+    assert all(len(stub.requests) <= 1 for stub in going) and sum(len(stub.requests) for stub in going) > 0
+    assert len(good.requests) == 20
+    good.script = lambda request, write: dead(write, 503)
+    assert (await gateway.ask()).header(contract.SHED_REASON) == "no_replica"
+    await gateway.settled()
+    assert gateway.ledger().outcomes["ok"] == 20 and gateway.ledger().outcomes["upstream_error"] == 0
+
+
+async def test_a_gateway_that_has_just_started_is_ready_once_it_has_asked_every_replica(house, stub_runtime, until):
+    stub = stub_runtime()
+    answers, plain = asyncio.Event(), stub._load
+
+    async def slow(request, write):
+        await answers.wait()
+        await plain(request, write)
+
+    stub._load = slow
+    gateway = await house(stub, ready=False, pools=None)
+    assert ((first := await gateway.control("/ready")).status, first.json()) == (503, {"status": "starting"})
+    answers.set()
+    await until(lambda: ready(gateway) == 1)
+    assert (await gateway.control("/ready")).status == 200
+    await stub.kill()
+    await until(lambda: ready(gateway) == 0)
+    assert (await gateway.control("/ready")).status == 200, "no replica is no reason to send elsewhere: the answer says when to try again"
+
+
 async def dead(write, status):
     write(b"HTTP/1.1 %d X\r\ncontent-length: 0\r\n\r\n" % status)
 
