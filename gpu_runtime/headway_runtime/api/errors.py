@@ -86,8 +86,8 @@ def not_ready() -> ApiError:
 
 
 def engine_died() -> ApiError:
-    """500: the engine process ended under the request."""
-    return ApiError(500, "the engine ended while it worked on this request; try again", kind="server_error", code="engine_died")
+    """502: the engine process ended under the request. Not 500, which says that this request fails anywhere."""
+    return ApiError(502, "the engine ended while it worked on this request; try again", kind="server_error", code="engine_died")
 
 
 def cut_by_drain() -> ApiError:

@@ -109,7 +109,7 @@ def test_a_dead_engine_is_told_to_everybody_and_ends_the_process(start_runtime, 
     eventual(lambda: runtime.load().running == 8 and runtime.load().output_tokens > 50, what="full slots")
     runtime.children()[0].kill()
     for answer in (whole(), *(wait() for wait in queued)):
-        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_died")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine_died")
     data = read_all(stream)
     assert b"200 OK" in data and b'"code":"engine_died"' in data and b"[DONE]" not in data and b'\n: headway {"prompt":' in data
     assert runtime.process.wait(60) == 128 + signal.SIGKILL

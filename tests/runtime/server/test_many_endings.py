@@ -138,7 +138,7 @@ async def test_an_engine_killed_under_thirty_requests_ends_each_of_them(start_ru
         await asyncio.to_thread(eventual, lambda: runtime.load().running == 8 and runtime.load().waiting == 32)
         runtime.children()[0].kill()
         for status, answer in await asyncio.gather(*whole):
-            assert (status, answer["error"]["code"]) == (500, "engine_died")
+            assert (status, answer["error"]["code"]) == (502, "engine_died")
         for status, data in await asyncio.gather(*streams):
             assert b'"code":"engine_died"' in data and b"[DONE]" not in data
             assert status == 500 or data.startswith(b"data: ")
