@@ -41,6 +41,7 @@ def _values() -> dict[str, Any]:
         "operator": {"resources": {"requests": {"cpu": "50m"}}},
         "gateway": {"replicas": 1, "drainSeconds": 90, "resources": {"requests": {"cpu": "50m"}}},
         "runtime": {
+            "minReadySeconds": 0,  # tests that change running pods under load take the chart's own
             "drainSeconds": 90,
             "engine": {"threads": 1, "maxNumSeqs": 8, "kvMemory": "256MiB"},
             "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}},

@@ -41,6 +41,7 @@ BLOCKS = {
     "runtime.gpu": [ABSENT, None, {}, {"count": 2}],
     "runtime.resources": [ABSENT, None, {}],
     "runtime.strategy": [ABSENT, None, {}],
+    "runtime.minReadySeconds": [ABSENT, None, 0],
     "runtime.podDisruptionBudget": [ABSENT, None, {}],
     "pools": [
         ABSENT,

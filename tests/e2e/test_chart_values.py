@@ -125,6 +125,14 @@ def test_a_runtime_gets_its_gpus_and_no_cpu_limit():
     assert container(documents, "rel-headway-chat")["resources"]["limits"] == {"memory": "4Gi", "nvidia.com/gpu": 2}
 
 
+def test_a_rollout_gives_gateways_the_time_to_learn_new_addresses():
+    """Resolvers cache them for 30 s: sooner, the pod that gateways know would go before they know the next one."""
+    pools = [{"name": "chat"}, {"name": "slow", "minReadySeconds": 0}]
+    documents = render(values={"pools": pools})
+    given = {name: one(documents, "Deployment", name)["spec"]["minReadySeconds"] for name in ("rel-headway-chat", "rel-headway-slow")}
+    assert given == {"rel-headway-chat": 30, "rel-headway-slow": 0}
+
+
 def test_weights_that_take_long_are_waited_for():
     deployment = one(render(values={"runtime": {"startupSeconds": 1800}}), "Deployment", "rel-headway-chat")
     probe = deployment["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
