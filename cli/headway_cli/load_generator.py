@@ -7,6 +7,7 @@ process itself sent each request is recorded, so that a lagging generator is see
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -152,10 +153,12 @@ async def run_load(
     requests: Sequence[Planned],
     writer: PromptWriter,
     on_progress: Callable[[Sequence[Record]], None] | None = None,
+    enough: asyncio.Event | None = None,
 ) -> list[Record]:
     """Sends every planned request at its time and returns the records in the same order.
 
-    A cancelled run returns nothing; its connections are closed.
+    Once `enough` is set nothing more is sent, and what is open comes to its end. A cancelled run returns nothing; its connections are
+    closed.
     """
     prompts = [writer.text(writer.words_for(request.prompt_tokens), number) for number, request in enumerate(requests)]
     records: list[Record] = []
@@ -166,7 +169,8 @@ async def run_load(
         reporter = group.create_task(_report(records, on_progress)) if on_progress else None
         tasks = []
         for request, prompt in zip(requests, prompts, strict=True):
-            await asyncio.sleep(max(0.0, start + request.at - time.monotonic()))
+            if await _told_in(start + request.at - time.monotonic(), enough):
+                break
             record = Record(request, sent=time.monotonic() - start)
             records.append(record)
             tasks.append(group.create_task(_send(session, target, prompt, record, start)))
@@ -177,6 +181,17 @@ async def run_load(
     if on_progress:
         on_progress(records)
     return records
+
+
+async def _told_in(seconds: float, enough: asyncio.Event | None) -> bool:
+    """Waits for `seconds`, less when it is told that it is enough, and says so."""
+    if enough is None:
+        await asyncio.sleep(max(0.0, seconds))
+        return False
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, seconds)):
+            await enough.wait()
+    return enough.is_set()
 
 
 async def _report(records: list[Record], on_progress: Callable[[Sequence[Record]], None]) -> None:

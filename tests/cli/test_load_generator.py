@@ -98,6 +98,18 @@ async def test_the_loop_is_open_later_requests_do_not_wait_for_earlier_ones(endp
     assert endpoint.peak == 8
 
 
+async def test_when_told_that_it_is_enough_it_sends_nothing_more_and_waits_for_what_is_open(endpoint):
+    enough = asyncio.Event()
+    planned = [Planned(0.01 * i, 5, 50) for i in range(4)] + [Planned(600.0, 5, 50)]
+    run = asyncio.create_task(run_load(Target(endpoint.url, "tiny"), planned, PromptWriter(), enough=enough))
+    while endpoint.open < 4:
+        await asyncio.sleep(0.01)
+    enough.set()
+    endpoint.release.set()
+    records = await asyncio.wait_for(run, 10)
+    assert len(records) == 4 and all(record.ok for record in records)
+
+
 async def test_an_endpoint_that_is_gone_gives_records_with_the_reason():
     (record,) = await run_load(Target("http://127.0.0.1:9", "tiny"), [Planned(0.0, 5, 5)], PromptWriter())
     assert not record.ok and "Connect" in record.error and record.status is None

@@ -31,6 +31,7 @@ import asyncio
 import json
 import math
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -121,12 +122,13 @@ class OpenLoop:
         self.out = out
 
     @classmethod
-    def start(cls, urls: Sequence[str], model: str, load: Load, out: Path) -> OpenLoop:
-        """Starts the process; the load begins within a second or so (`Summary.started`)."""
+    def start(cls, urls: Sequence[str], model: str, load: Load, out: Path, begin: float | None = None) -> OpenLoop:
+        """Starts the process. The load begins at `begin` (wall clock), or within a second or so (`Summary.started`)."""
         out.unlink(missing_ok=True)
         values = {name: value for name, value in asdict(load).items() if name != "ignore_eos" and value is not None}
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()] + ([] if load.ignore_eos else ["--obey-eos"])
         command = [sys.executable, __file__, *(f"--url={url}" for url in urls), f"--model={model}", f"--out={out}", *flags]
+        command += [] if begin is None else [f"--begin={begin}"]
         return cls(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), out)
 
     def __enter__(self) -> OpenLoop:
@@ -146,6 +148,10 @@ class OpenLoop:
             return []
         whole, _, _ = self.out.read_text().rpartition("\n")
         return [json.loads(line) for line in whole.splitlines()]
+
+    def enough(self) -> None:
+        """Sends nothing more; what is open comes to its end (`finish` waits for it)."""
+        self._process.send_signal(signal.SIGTERM)
 
     def finish(self, timeout: float = 600.0) -> Summary:
         """Waits until the last request has ended. Raises RuntimeError with what the process said when it failed."""
@@ -217,6 +223,8 @@ async def _run(given: argparse.Namespace, load: Load) -> Summary:
         if load.tokens_per_word is None:
             await learn_prompt_length(target, writer)
     planned = load.planned()
+    enough = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, enough.set)
     lines: list[dict[str, Any]] = []
     with given.out.open("w") as file:
 
@@ -230,8 +238,9 @@ async def _run(given: argparse.Namespace, load: Load) -> Summary:
 
         async def drive(place: int) -> None:
             written: set[int] = set()
-            await run_load(targets[place], planned[place :: len(targets)], writers[place], lambda records: write_ended(records, written))
+            await run_load(targets[place], planned[place :: len(targets)], writers[place], lambda all_: write_ended(all_, written), enough)
 
+        await asyncio.sleep((given.begin or 0.0) - time.time())
         started = time.time()
         await asyncio.gather(*(drive(place) for place in range(len(targets))))
     return Summary.of(lines, started)
@@ -253,6 +262,7 @@ def main() -> int:
     parser.add_argument("--service-tier")
     parser.add_argument("--tokens-per-word", type=float, help="default: ask the server")
     parser.add_argument("--template-tokens", type=float, default=0.0)
+    parser.add_argument("--begin", type=float, help="wall clock's time of the first second, default: now")
     parser.add_argument("--timeout", type=float, default=300.0)
     given = parser.parse_args()
     fields = {name: value for name, value in vars(given).items() if name in Load.__slots__}

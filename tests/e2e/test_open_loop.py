@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,6 +83,18 @@ def test_every_ending_is_counted_as_what_it_was_and_written_down(server: tuple[S
     assert len(lines) == 12 and all(line["sent"] >= line["due"] - 0.001 for line in lines)
     assert [line["tokens"] for line in lines if line["outcome"] == "ok"] == [9, 9]
     assert len(set(made.prompts)) == 12 and all(len(prompt.split()) == 6 for prompt in made.prompts)
+
+
+def test_a_load_can_be_ended_before_its_time(server: tuple[Server, str], tmp_path: Path):
+    made, url = server
+    load = Load(rate=20, seconds=600, prompt_tokens=6, output_tokens=9, arrivals="uniform", tokens_per_word=1.0)
+    with OpenLoop.start([url], "m", load, tmp_path / "run.jsonl") as running:
+        deadline = time.monotonic() + 30
+        while len(running.lines()) < 6 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        running.enough()
+        summary = running.finish(30)
+        assert summary.offered == len(running.lines()) == len(made.prompts) >= 6
 
 
 def test_the_same_seed_makes_the_same_arrivals_and_the_rate_is_what_was_asked_for():
