@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import yaml
 from cluster.client import Client
 from cluster.fixtures import fresh_namespace
-from rendering import CHART
+from release import Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -22,52 +21,12 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal.yaml"
 
 
-@dataclass(frozen=True)
-class Release:
-    """The chart, installed as `rel` and ready."""
-
-    cluster: Client
-    namespace: str
-    values: Path
-
-    def upgrade(self, *flags: str) -> str:
-        return self.cluster.helm(
-            *(
-                "upgrade",
-                "rel",
-                str(CHART),
-                "--namespace",
-                self.namespace,
-                "--values",
-                str(self.values),
-                "--wait",
-                "--timeout",
-                "240s",
-                *flags,
-            )
-        )
-
-    def client(self) -> openai.OpenAI:
-        address = self.cluster.get("service/rel-headway-gateway", namespace=self.namespace)["spec"]["clusterIP"]
-        return openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=120)
-
-    def pods(self, component: str) -> dict[str, tuple[str, int]]:
-        """Name → (uid, restarts) of the component's pods that are not on their way out."""
-        chosen = self.cluster.get("pods", "-l", f"app.kubernetes.io/component={component}", namespace=self.namespace)["items"]
-        return {
-            pod["metadata"]["name"]: (pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"]["containerStatuses"]))
-            for pod in chosen
-            if "deletionTimestamp" not in pod["metadata"]
-        }
-
-
 @pytest.fixture(scope="module")
 def release(full_cluster: Client, product_values: Path, request: pytest.FixtureRequest) -> Iterator[Release]:
     with fresh_namespace(full_cluster, request) as namespace:
-        full_cluster.helm(
-            *("install", "rel", str(CHART), "--namespace", namespace, "--values", str(product_values), "--wait", "--timeout", "240s")
-        )
-        yield Release(full_cluster, namespace, product_values)
+        installed = Release(full_cluster, namespace, product_values)
+        installed.install()
+        yield installed
 
 
 def test_the_openai_client_gets_tokens_of_the_default_model(release: Release):
