@@ -41,6 +41,15 @@ CLUSTER := PYTHONPATH=tests/e2e $(BIN)/python -m cluster
 cluster-build: $(READY) ## build a real Kubernetes from pinned Go modules (once, about 7 minutes)
 	@$(CLUSTER) build
 
+cluster-tools: ## install what a cluster of nodes needs from Debian (as root)
+	@missing=$$(for tool in containerd runc mmdebstrap iptables conntrack busybox; do command -v $$tool >/dev/null || echo $$tool; done); \
+	test -z "$$missing" || { echo "==> apt-get install: $$missing is missing"; \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends \
+			containerd runc containernetworking-plugins iptables conntrack busybox-static mmdebstrap; }
+
+cluster-check: $(READY) ## start one node and stop it again: can a cluster run here?
+	@$(CLUSTER) check $(ARGS)
+
 cluster-up: $(READY) ## start it on this machine, as root (ARGS="--mode control-plane" or "--nodes 2")
 	@$(CLUSTER) up $(ARGS)
 
@@ -73,4 +82,4 @@ lock: ## renew requirements/*.txt from pyproject.toml (needs uv)
 clean: ## remove .venv and caches
 	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup up test test-full cluster-build cluster-up cluster-status cluster-down e2e e2e-full check lock clean
+.PHONY: help setup up test test-full cluster-build cluster-tools cluster-check cluster-up cluster-status cluster-down e2e e2e-full check lock clean

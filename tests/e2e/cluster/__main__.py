@@ -1,8 +1,9 @@
-"""`python -m cluster build | up | down | status`: a cluster for people, with progress, from the same code that the tests use."""
+"""`python -m cluster build | up | down | status | check`: a cluster for people, with progress, from the same code that the tests use."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m cluster", description="A real Kubernetes on this machine, for tests and for trying things out."
     )
-    parser.add_argument("action", choices=["build", "up", "down", "status"])
+    parser.add_argument("action", choices=["build", "up", "down", "status", "check"])
     parser.add_argument("--mode", choices=["control-plane", "full"], default="full", help="full (default): with nodes, needs root")
     parser.add_argument("--nodes", type=int, choices=[1, 2], default=1, help="for --mode full (default 1)")
     parser.add_argument("--name", default="default", help="several clusters live side by side under different names")
@@ -57,6 +58,18 @@ def _down(options: argparse.Namespace) -> None:
     say("nothing is left running")
 
 
+def _check(options: argparse.Namespace) -> None:
+    """Whether a cluster can run here, by starting one: kernels and sandboxes forbid things that no list foresees."""
+    say = _progress()
+    folder = binaries.CACHE / "run" / f"check-{os.getpid()}"
+    cluster = FullCluster(folder, nodes=options.nodes, bound=True) if options.mode == "full" else ControlPlane(folder, bound=True)
+    try:
+        cluster.up(say)
+    finally:
+        cluster.down()
+    say("a cluster runs on this machine")
+
+
 def _status(_: argparse.Namespace) -> None:
     absent = binaries.missing(binaries.FULL)
     print(f"programs in {binaries.BIN}: " + (f"missing {', '.join(absent)}" if absent else "all there"))
@@ -70,7 +83,7 @@ def _progress() -> Callable[[str], None]:
     return lambda text: print(f"[{time.monotonic() - start:6.1f} s] {text}", flush=True)
 
 
-_ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {"build": _build, "up": _up, "down": _down, "status": _status}
+_ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {"build": _build, "up": _up, "down": _down, "status": _status, "check": _check}
 
 if __name__ == "__main__":
     sys.exit(main())
