@@ -17,6 +17,7 @@ import uvicorn
 from headway_core.errors import EngineDied
 
 from headway_runtime.app import control_app, serving_app
+from headway_runtime.client_connection import ClientConnection
 from headway_runtime.metrics import RuntimeMetrics
 from headway_runtime.prompts import PromptEncoder
 from headway_runtime.replica import Replica
@@ -124,7 +125,7 @@ class Server:
     def _config(self, app: object) -> uvicorn.Config:
         return uvicorn.Config(
             app,  # type: ignore[arg-type]
-            http="httptools",
+            http=ClientConnection,
             ws="none",
             lifespan="off",
             log_config=None,

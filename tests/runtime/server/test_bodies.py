@@ -52,6 +52,27 @@ def test_a_body_up_to_the_limit_works_with_any_transfer_coding(runtime, size, pi
         assert read_answer(sock)[0] == 200
 
 
+@pytest.mark.parametrize("pieces", [None, 100])
+@pytest.mark.parametrize("coding", ["length", "chunked"])
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+def test_the_offer_of_another_protocol_is_passed_over_and_the_body_is_read(runtime, protocol, coding, pieces):
+    """Some clients offer HTTP/2 in each request; they go on in HTTP/1.1 when the answer does."""
+    body = padded(300)
+    offer = ("Connection: Upgrade, HTTP2-Settings", f"Upgrade: {protocol}", "HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA")
+    framing, sent = (f"Content-Length: {len(body)}", body) if coding == "length" else ("Transfer-Encoding: chunked", chunked(body, 64))
+    raw = head(*offer, framing) + sent
+    with runtime.connect(raw=b"") as sock:
+        sock.settimeout(20)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(2):
+            for at in range(0, len(raw), pieces or len(raw)):
+                sock.sendall(raw[at : at + (pieces or len(raw))])
+                time.sleep(0.002)
+            status, data = read_answer(sock)
+            assert status == 200, data
+            assert json.loads(data.split(b"\r\n\r\n", 1)[1])["usage"]["completion_tokens"] == 1
+
+
 @pytest.mark.parametrize("coding", ["length", "chunked"])
 def test_one_byte_too_many_is_413_and_the_connection_closes(runtime, coding):
     body = padded(LIMIT + 1)
