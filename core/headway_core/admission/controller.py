@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import repeat
 
 from headway_core.admission.load import Load
 from headway_core.admission.margin import ErrorBook
-from headway_core.admission.prediction import forecast
+from headway_core.admission.prediction import TOLERANCE, Forecast, behind
 from headway_core.admission.rates import RateMeter
 from headway_core.admission.request import UNKNOWN, Admit, Decision, Prediction, Request, Shed, Wait
 from headway_core.admission.retry_after import Appointments, retry_after, spread
@@ -121,15 +120,17 @@ class AdmissionController:
         if self.rule is Rule.OPEN:
             route = choose(request, load, matches) if not load.waiting else None
             return Admit(route.replica, route.prediction) if route is not None else Wait(math.inf, UNKNOWN)
-        order = [other for other in load.waiting if other.request_id != request.request_id]
+        order = list(load.waiting)
         place = _place(order, request)
+        if place and order[place - 1].request_id == request.request_id:
+            place -= 1
+        else:
+            order.insert(place, request)
         shares = _shares(slo)
-        order.insert(place, request)
-        predictions = forecast(order, load, shares)
-        verdict = self._verdict(order, place, predictions, load=load, shares=shares, now=now)
+        prediction, all_in_time = self._look(order, place, load, shares, now)
+        verdict = self._verdict(order, place, prediction, all_in_time=all_in_time, load=load, shares=shares, now=now)
         if isinstance(verdict, Shed):
             return verdict
-        prediction = predictions[place]
         gone = {shed.request_id for shed in verdict}
         route = None if any(other.request_id not in gone for other in order[:place]) else choose(request, load, matches)
         if route is not None:
@@ -140,14 +141,13 @@ class AdmissionController:
         """Those that wait whose promise can no longer be kept, since replicas were lost or became slower than was predicted."""
         if self.rule is not Rule.MOORE or not load.replicas:
             return ()
-        shares = _shares(slo)
-        given_up = moore(load.waiting, load, shares, lambda one, prediction: self._late_by(one, prediction, now), self.by_tokens)
+        given_up = moore(load.waiting, load, _shares(slo), now, self.margin, self.by_tokens)
         return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0, now) for one in given_up)
 
     def shed(self, request: Request, reason: ShedReason, load: Load, slo: Sequence[PriorityClass], now: float) -> Shed:
         """The answer for a request that cannot stay for `reason`, with a Retry-After for the backlog of this instant."""
         ahead = [other for other in load.waiting if other.priority >= request.priority and other.request_id != request.request_id]
-        backlog = forecast([*ahead, request], load, _shares(slo))[-1]
+        backlog = behind(ahead, request, load, _shares(slo))
         if not load.replicas:
             return self._shed(request, reason, 0.0, now)
         # As if it came now: what counts is when a repetition would fit, not how late this one is.
@@ -156,21 +156,35 @@ class AdmissionController:
 
     def expected(self, order: Sequence[Request], load: Load, slo: Sequence[PriorityClass], now: float) -> float | None:
         """The instant at which the last of `order` (in service order) is predicted to have its first token."""
-        ttft = forecast(order, load, _shares(slo))[-1].ttft
+        ttft = behind(order[:-1], order[-1], load, _shares(slo)).ttft
         return None if ttft is None else now + ttft
+
+    def _look(self, order: Sequence[Request], place: int, load: Load, shares: Mapping[int, float], now: float) -> tuple[Prediction, bool]:
+        """What the request at `place` meets, and (for Moore's rule) whether nobody in `order` would be late."""
+        request = order[place]
+        if self.rule is not Rule.MOORE:
+            return behind(order[:place], request, load, shares), True
+        laid_out = Forecast(load, shares)
+        if laid_out.first_late(order[:place], now, self.margin) is not None:
+            return behind(order[:place], request, load, shares), False
+        prediction = laid_out.add(request)
+        late_by = self._late_by(request, prediction, now)
+        in_time = late_by is None or late_by <= 0
+        return prediction, in_time and laid_out.first_late(order[place + 1 :], now, self.margin) is None
 
     def _verdict(
         self,
         order: Sequence[Request],
         place: int,
-        predictions: Sequence[Prediction],
+        prediction: Prediction,
         *,
+        all_in_time: bool,
         load: Load,
         shares: Mapping[int, float],
         now: float,
     ) -> tuple[Shed, ...] | Shed:
         """Refusal of the newcomer, which is in `order` at `place`, or whom to give up for it."""
-        request, prediction = order[place], predictions[place]
+        request = order[place]
         if request.target is None:
             return ()
         late_by = self._late_by(request, prediction, now)
@@ -190,9 +204,9 @@ class AdmissionController:
             if late_by is not None and late_by > 0:
                 return self._shed(request, prediction.binding, late_by, now, prediction)
             return ()
-        if not any(late is not None and late > 0 for late in map(self._late_by, order, predictions, repeat(now))):
+        if all_in_time:
             return ()
-        given_up = moore(order, load, shares, lambda one, seen: self._late_by(one, seen, now), self.by_tokens)
+        given_up = moore(order, load, shares, now, self.margin, self.by_tokens)
         if any(one.request_id == request.request_id for one in given_up):
             late = late_by is not None and late_by > 0
             return self._shed(request, prediction.binding if late else ShedReason.OUTRANKED, late_by or 0.0, now, prediction)
@@ -203,7 +217,7 @@ class AdmissionController:
 
         A wait that alone is too long is reason enough, whatever is unknown beside it: where outputs dominate, C may never be measured.
         """
-        latest = request.deadline - self.margin(request) + 1e-9
+        latest = request.deadline - self.margin(request) + TOLERANCE
         ttft = prediction.ttft
         if ttft is not None:
             return now + ttft - latest

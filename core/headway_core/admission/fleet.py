@@ -42,10 +42,35 @@ class Replica:
     """Dispatch number → request, from dispatch to its end."""
     ended: int = 0
     """Requests of ours that ended since the last report: slots that are free again."""
+    backlog: dict[int, float] = field(default_factory=dict)
+    """Priority → prefill tokens not computed yet, as thought at the instant `clock`."""
+    waiting: dict[int, int] = field(default_factory=dict)
+    """Priority → requests without a slot, what the last report has not seen included."""
+    clock: float = 0.0
 
     def seen(self, gateway: str) -> int:
         """The highest of our dispatch numbers that the last report includes."""
         return self.report.dispatched.get(gateway, 0)
+
+    def recount(self, gateway: str) -> None:
+        """Begins again from the report that has just come, and adds what it has not seen."""
+        self.backlog = {load.priority: float(load.remaining_prefill_tokens) for load in self.report.classes}
+        self.waiting = {load.priority: load.waiting for load in self.report.classes}
+        self.clock, seen = self.received, self.seen(gateway)
+        unseen = list(itertools.takewhile(lambda entry: entry[0] > seen, reversed(self.sent.items())))
+        for _, sent in reversed(unseen):
+            self.add(sent)
+
+    def add(self, sent: _Sent) -> None:
+        """One more that the last report has not seen."""
+        _drain(self.backlog, (self.report.prefill_rate or 0.0) * max(0.0, sent.at - self.clock))
+        self.clock = max(self.clock, sent.at)
+        self.backlog[sent.priority] = self.backlog.get(sent.priority, 0.0) + sent.tokens
+        self.waiting[sent.priority] = self.waiting.get(sent.priority, 0) + 1
+
+    def computed(self, sent: _Sent) -> None:
+        """The prompt of one that the last report has not seen is computed, or no longer wanted."""
+        self.backlog[sent.priority] = max(0.0, self.backlog[sent.priority] - sent.tokens)
 
 
 class Fleet:
@@ -93,7 +118,8 @@ class Fleet:
         """
         known = self._replicas.get(report.replica)
         if known is None:
-            self._replicas[report.replica] = Replica(report, now, round_trip)
+            known = self._replicas[report.replica] = Replica(report, now, round_trip)
+            known.recount(self.gateway)
             return True
         restarted = known.report.boot_id != report.boot_id
         if not restarted and report.seq < known.report.seq:
@@ -108,6 +134,7 @@ class Fleet:
             )
         # Requests open on the old process end by themselves, with their connections.
         known.report, known.received, known.ended = report, now, 0
+        known.recount(self.gateway)
         known.round_trip = round_trip if restarted else 0.8 * known.round_trip + 0.2 * round_trip
         if restarted:
             self.outliers.forget(report.replica)
@@ -131,6 +158,7 @@ class Fleet:
             completion_rate=known.report.completion_rate if hint.completion_rate is None else hint.completion_rate,
         )
         known.received, known.ended = now, 0
+        known.recount(self.gateway)
 
     def remove(self, replica: str) -> None:
         """The replica is gone for good."""
@@ -141,20 +169,29 @@ class Fleet:
         """Books a request as sent, with the priority it is served at; the number belongs into the header `contract.DISPATCH`."""
         known = self._replicas[replica]
         known.numbers += 1
-        known.sent[known.numbers] = _Sent(priority, uncached_tokens, now)
+        sent = known.sent[known.numbers] = _Sent(priority, uncached_tokens, now)
+        known.add(sent)
         return known.numbers
 
     def computed(self, replica: str, number: int) -> None:
         """The prompt of the request with this number is computed: its first token came."""
         known = self._replicas.get(replica)
         if known is not None and number in known.sent:
+            if number > known.seen(self.gateway):
+                known.computed(known.sent[number])
             known.sent[number].tokens = 0
 
     def end(self, replica: str, number: int) -> None:
         """The request with this number is over on that replica, however it ended. Asking twice does no harm."""
         known = self._replicas.get(replica)
-        if known is not None and known.sent.pop(number, None) is not None and number <= known.seen(self.gateway):
+        sent = known.sent.pop(number, None) if known is not None else None
+        if known is None or sent is None:
+            return
+        if number <= known.seen(self.gateway):
             known.ended += 1
+        else:
+            known.computed(sent)
+            known.waiting[sent.priority] -= 1
 
     def loads(self, now: float, exclude: Collection[str] = ()) -> tuple[ReplicaLoad, ...]:
         """Those that may be chosen now, as they are thought to be at this instant.
@@ -184,22 +221,14 @@ class Fleet:
         known = self._replicas[name]
         report = known.report
         age = min(max(0.0, now - known.received), STALE_INTERVALS * self.interval)
-        backlog = {load.priority: float(load.remaining_prefill_tokens) for load in report.classes}
-        waiting = {load.priority: load.waiting for load in report.classes}
-        clock, seen = known.received, known.seen(self.gateway)
-        unseen = list(itertools.takewhile(lambda entry: entry[0] > seen, reversed(known.sent.items())))
-        for _, sent in reversed(unseen):
-            _drain(backlog, (report.prefill_rate or 0.0) * max(0.0, sent.at - clock))
-            clock = max(clock, sent.at)
-            backlog[sent.priority] = backlog.get(sent.priority, 0.0) + sent.tokens
-            waiting[sent.priority] = waiting.get(sent.priority, 0) + 1
-        _drain(backlog, (report.prefill_rate or 0.0) * max(0.0, known.received + age - clock))
+        backlog = dict(known.backlog)
+        _drain(backlog, (report.prefill_rate or 0.0) * max(0.0, known.received + age - known.clock))
         finished = max(float(known.ended), (report.completion_rate or 0.0) * age if report.free_slots <= 0 else 0.0)
         budget = report.effective.prefill_token_budget or report.capacity.prefill_token_budget
         return ReplicaLoad(
             replica=name,
             backlog=backlog,
-            waiting=waiting,
+            waiting=dict(known.waiting),
             running={load.priority: load.running for load in report.classes},
             free_slots=report.free_slots + finished,
             free_blocks=report.free_blocks,

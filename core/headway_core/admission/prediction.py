@@ -9,12 +9,30 @@ What an unknown rate would have to divide stays unknown (None); a wait of nothin
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from heapq import heapify, heapreplace
+from typing import NamedTuple
 
 from headway_core.admission.load import Load, ReplicaLoad
 from headway_core.admission.request import Prediction, Request
+
+TOLERANCE = 1e-9
+"""Seconds: what sums of floating-point numbers may be off."""
+
+Margins = Callable[[Request], float]
+"""Seconds before its deadline that a request's first token is wanted. Equal for requests of one class with equal targets."""
+
+
+class Late(NamedTuple):
+    """A request that would miss its deadline less its margin."""
+
+    place: int
+    """Its index among those that were laid out."""
+    late_by: float
+    """Seconds."""
+    prediction: Prediction
 
 
 def predict(request: Request, replica: ReplicaLoad) -> Prediction:
@@ -42,17 +60,17 @@ class Forecast:
         """`shares`: priority → fraction of the pool guaranteed to that class; it bounds what higher classes can be charged for."""
         self._load = load
         self._shares = shares
-        known = [replica for replica in load.replicas if replica.prefill_rate]
-        self._known = known
-        self._ready = [(0.0, index, 1.0 / (replica.prefill_rate or 1.0)) for index, replica in enumerate(known)]
+        replicas = load.replicas
+        self._known = [replica for replica in replicas if replica.prefill_rate]
+        self._ready = [(0.0, index, 1.0 / (replica.prefill_rate or 1.0)) for index, replica in enumerate(self._known)]
         self._rate = load.prefill_rate
         self._completions = load.completion_rate
-        releases = [replica.block_release_rate for replica in load.replicas if replica.block_release_rate is not None]
+        releases = [replica.block_release_rate for replica in replicas if replica.block_release_rate is not None]
         self._releases = sum(releases) if releases else None
-        self._free_blocks = sum(replica.free_blocks for replica in load.replicas)
-        self._iteration = max((replica.iteration or 0.0 for replica in load.replicas), default=0.0)
-        self._idle = any(replica.idle for replica in load.replicas)
-        self._block_size = load.replicas[0].block_size if load.replicas else 1
+        self._free_blocks = sum([replica.free_blocks for replica in replicas])
+        self._iteration = max([replica.iteration or 0.0 for replica in replicas], default=0.0)
+        self._idle = any(replica.idle for replica in replicas)
+        self._block_size = replicas[0].block_size if replicas else 1
         self._level: int | None = None
         self._seats = 0.0
         self._queued = 0
@@ -64,17 +82,58 @@ class Forecast:
         if request.priority != self._level:
             self._descend(request.priority)
         tokens = request.uncached_tokens
+        ready, own = None, None
         if self._ready:
-            ready, index, seconds_per_token = self._ready[0]
-            own: float | None = tokens * seconds_per_token
-            heapq.heapreplace(self._ready, (ready + tokens * seconds_per_token, index, seconds_per_token))
-            prefill: float | None = ready * self._stretch
-        else:
-            prefill, own = None, None
+            ready, index, per_token = self._ready[0]
+            own = tokens * per_token
+            heapreplace(self._ready, (ready + own, index, per_token))
         self._queued += 1
-        self._blocks += -(-(tokens + 1) // self._block_size)
+        self._blocks += 1 + tokens // self._block_size
+        return self._prediction(ready, own)
+
+    def first_late(self, requests: Iterable[Request], now: float, margins: Margins) -> Late | None:
+        """Adds `requests` until one would miss its deadline less its margin; None: all are in time, as far as is known.
+
+        An unknown wait counts as none: the true figure is that or more. The same figures as `add`, without an object for each: this is
+        the part of a decision that grows with the queue.
+        """
+        since = now + self._iteration
+        per_seat = 1.0 / self._completions if self._completions else 0.0
+        per_block = 1.0 / self._releases if self._releases else 0.0
+        size, free = self._block_size, self._free_blocks
+        level: int | None = None
+        target: float | None = None
+        margin = ready = own = per_token = 0.0
+        replica = -1
+        for index, request in enumerate(requests):
+            if request.priority != level or request.target != target:
+                if request.priority != self._level:
+                    self._descend(request.priority)
+                level, target, margin = request.priority, request.target, margins(request)
+                heap, stretch, seats = self._ready, self._stretch, self._seats
+                idle = self._idle and not self._queued
+            tokens = request.uncached_tokens
+            if heap:
+                ready, replica, per_token = heap[0]
+                own = tokens * per_token
+                heapreplace(heap, (ready + own, replica, per_token))
+            self._queued = queued = self._queued + 1
+            self._blocks = blocks = self._blocks + 1 + tokens // size
+            wait = ready * stretch
+            if (seat := (queued - seats) * stretch * per_seat) > wait:
+                wait = seat
+            if (block := (blocks - free) * per_block) > wait and not idle:
+                wait = block
+            idle = False
+            if since + wait + own - request.deadline + margin > TOLERANCE:
+                late_by = since + wait + own - request.deadline + margin
+                return Late(index, late_by, self._prediction(ready if heap else None, own if heap else None))
+        return None
+
+    def _prediction(self, ready: float | None, own: float | None) -> Prediction:
+        """Of the request that was added last, which found a replica `ready` after so many seconds."""
         return Prediction(
-            prefill_wait=prefill,
+            prefill_wait=None if ready is None else ready * self._stretch,
             slot_wait=_over((self._queued - self._seats) * self._stretch, self._completions),
             block_wait=0.0 if self._idle and self._queued == 1 else _over(self._blocks - self._free_blocks, self._releases),
             own=own,
@@ -88,18 +147,19 @@ class Forecast:
             (ready + _between(self._known[index].backlog, priority, above) * per_token, index, per_token)
             for ready, index, per_token in self._ready
         ]
-        heapq.heapify(self._ready)
-        self._seats = sum(replica.slots_at(priority) - replica.waiting_at(priority) for replica in replicas)
-        self._blocks += sum(_between(replica.backlog, priority, above) for replica in replicas) / self._block_size
+        heapify(self._ready)
+        self._seats = sum([replica.slots_at(priority) - replica.waiting_at(priority) for replica in replicas])
+        self._blocks += sum([_between(replica.backlog, priority, above) for replica in replicas]) / self._block_size
         charged = self._load.higher_work.get(priority, 0.0) / self._rate if self._rate else 0.0
         self._stretch = 1.0 / (1.0 - min(charged, 1.0 - self._shares.get(priority, 1.0)))
         self._level = priority
 
 
-def forecast(requests: Iterable[Request], load: Load, shares: Mapping[int, float]) -> list[Prediction]:
-    """The predictions of `requests`, which are in service order."""
+def behind(ahead: Iterable[Request], request: Request, load: Load, shares: Mapping[int, float]) -> Prediction:
+    """The prediction of `request` alone, behind all of `ahead`."""
     laid_out = Forecast(load, shares)
-    return [laid_out.add(request) for request in requests]
+    laid_out.first_late(ahead, -math.inf, _no_margin)
+    return laid_out.add(request)
 
 
 def with_cached(request: Request, tokens: int) -> Request:
@@ -117,3 +177,7 @@ def _over(amount: float, rate: float | None) -> float | None:
 
 def _between(backlog: Mapping[int, float], low: int, above: int | None) -> float:
     return sum(tokens for rank, tokens in backlog.items() if rank >= low and (above is None or rank < above))
+
+
+def _no_margin(_request: Request) -> float:
+    return 0.0

@@ -37,6 +37,10 @@ class Request:
     """Seconds from arrival that its first token may take; None when its class has no TTFT objective."""
     deadline: float = field(init=False)
     """Instant by which the first token is promised; infinite without a TTFT objective."""
+    priority: int = field(init=False)
+    """The priority of its class: higher goes first."""
+    uncached_tokens: int = field(init=False)
+    """Tokens that still have to be computed, at least 1."""
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.size_bytes < 0 or not math.isfinite(self.arrival):
@@ -47,16 +51,8 @@ class Request:
         target = None if ttft is None else ttft.limit(self.prompt_tokens)
         object.__setattr__(self, "target", target)
         object.__setattr__(self, "deadline", math.inf if target is None else self.arrival + target)
-
-    @property
-    def priority(self) -> int:
-        """The priority of its class: higher goes first."""
-        return self.slo.priority
-
-    @property
-    def uncached_tokens(self) -> int:
-        """Tokens that still have to be computed, at least 1."""
-        return self.prompt_tokens - self.cached_tokens
+        object.__setattr__(self, "priority", self.slo.priority)
+        object.__setattr__(self, "uncached_tokens", self.prompt_tokens - self.cached_tokens)
 
 
 class Prediction(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 from headway_core.admission import AdmissionController, Door, Fleet, QueueLimits, Rule, WaitingQueue
@@ -266,3 +267,26 @@ def test_a_prefix_that_was_sent_somewhere_draws_its_like_there(priority_class, r
         door.ended(like.request_id, 1.0)
     door.report(report("a", boot_id="restarted"), 2.0)
     assert "a" not in door.prefixes.matches((0, 100)) and "a" not in door.prefixes.matches((3, 103))
+
+
+def test_a_decision_costs_little_more_behind_a_long_queue(priority_class, request_of, report) -> None:
+    def cost(waiting: int) -> float:
+        """CPU seconds of an offer, the least of many, where so many wait."""
+        slo = priority_class(0, 1e6)
+        door = door_of(slo, limits=QueueLimits(requests=10_000, seconds=1e6))
+        for name in "ab":
+            door.report(report(name, free_slots=0, running=8, classes=(ClassLoad(0, 0, 8, 10_000),)), 0.0)
+        for _ in range(waiting):
+            door.offer(request_of(100, slo=slo), 0.0)
+        assert len(door.queue) == waiting
+        costs = []
+        for _ in range(40):
+            newcomer = request_of(100, slo=slo)
+            begun = time.process_time()
+            door.offer(newcomer, 0.0)
+            costs.append(time.process_time() - begun)
+            door.ended(newcomer.request_id, 0.0)
+        return min(costs)
+
+    # A hundred times as many wait.
+    assert cost(1000) < 20 * cost(10)

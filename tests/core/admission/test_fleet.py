@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from headway_core.admission import Fleet
 from headway_core.contract import ClassLoad, LoadHint, ReplicaState
@@ -36,6 +38,26 @@ def test_a_prompt_whose_first_token_came_is_no_backlog(report) -> None:
     number = fleet.dispatch("r0", 0, 5000, now=0.0)
     fleet.computed("r0", number)
     assert only(fleet, 0.0).backlog == {0: 0.0}
+
+
+def test_what_is_booked_one_by_one_is_what_a_recount_finds(report) -> None:
+    rng = random.Random(5)
+    fleet = Fleet("gw")
+    fleet.observe(report(classes=(ClassLoad(0, 2, 1, 50_000), ClassLoad(5, 0, 0, 0))), now=0.0)
+    numbers: list[int] = []
+    for step in range(300):
+        now = step / 100
+        numbers.append(fleet.dispatch("r0", rng.choice((0, 5)), rng.randint(1, 300), now))
+        if rng.random() < 0.3:
+            fleet.computed("r0", rng.choice(numbers))
+        if rng.random() < 0.3:
+            fleet.end("r0", numbers.pop(rng.randrange(len(numbers))))
+    booked = only(fleet, 2.99)
+    # The same report once more: everything is counted from it again.
+    fleet.observe(report(classes=(ClassLoad(0, 2, 1, 50_000), ClassLoad(5, 0, 0, 0))), now=0.0)
+    counted = only(fleet, 2.99)
+    assert booked.waiting == counted.waiting
+    assert sum(booked.backlog.values()) == pytest.approx(sum(counted.backlog.values()), rel=0.02)
 
 
 def test_between_reports_the_backlog_drains_at_the_replicas_own_rate_and_never_below_zero(report) -> None:

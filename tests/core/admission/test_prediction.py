@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from headway_core.admission.load import Load
-from headway_core.admission.prediction import forecast, predict
+from headway_core.admission.prediction import Forecast, predict
 from headway_core.contract import ShedReason
 
 
@@ -45,14 +47,39 @@ def test_what_a_class_finds_in_the_engine_is_its_own_and_higher_work(priority_cl
 def test_an_unknown_rate_is_never_taken_for_a_number(request_of, replica_load, changes, known) -> None:
     running = {"running": {0: 1}}
     assert (predict(request_of(), replica_load(**running, **changes)).ttft is not None) is known
-    assert (forecast([request_of()], Load((replica_load(**running, **changes),)), {})[0].ttft is not None) is known
+    assert (Forecast(Load((replica_load(**running, **changes),)), {}).add(request_of()).ttft is not None) is known
 
 
 def test_a_queue_is_laid_over_the_replicas_that_are_ready_first(request_of, replica_load) -> None:
     load = Load((replica_load("a", backlog={0: 1000.0}), replica_load("b", prefill_rate=500.0)))
-    requests = [request_of(1000) for _ in range(4)]
+    laid_out = Forecast(load, {})
     # b from 0 to 2, a from 1 to 2, then both again at 2.
-    assert [one.prefill_wait for one in forecast(requests, load, {})] == [0.0, 1.0, 2.0, 2.0]
+    assert [laid_out.add(request_of(1000)).prefill_wait for _ in range(4)] == [0.0, 1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("binding", ["prefill", "slots", "blocks", "nothing", "unknown"])
+def test_the_first_late_one_is_the_first_whose_own_prediction_is_late(priority_class, request_of, replica_load, binding) -> None:
+    changes = {
+        "prefill": {"backlog": {5: 700.0, 0: 900.0}},
+        "slots": {"free_slots": -2, "completion_rate": 3.0},
+        "blocks": {"free_blocks": 5, "block_release_rate": 40.0},
+        "nothing": {},
+        "unknown": {"prefill_rate": None, "completion_rate": None, "free_slots": 0, "block_release_rate": None},
+    }[binding]
+    load = Load((replica_load("a", running={0: 1}, iteration=0.1, **changes), replica_load("b", running={0: 1}, **changes)))
+    rng = random.Random(3)
+    found = set()
+    for _ in range(200):
+        order = [request_of(rng.randint(1, 1500), rng.uniform(-4, 0), priority_class(rank, 5.0)) for rank in (5, 5, 5, 0, 0, 0, 0, 0)]
+        laid_out, expected = Forecast(load, {0: 0.5, 5: 0.5}), None
+        for index, one in enumerate(order):
+            prediction = laid_out.add(one)
+            if expected is None and prediction.at_least > one.deadline - 0.5:
+                expected = (index, prediction, pytest.approx(prediction.at_least - one.deadline + 0.5))
+        late = Forecast(load, {0: 0.5, 5: 0.5}).first_late(order, 0.0, lambda _: 0.5)
+        assert (late and (late.place, late.prediction, late.late_by)) == expected
+        found.add(late and late.place)
+    assert len(found) > 2 or binding in ("nothing", "unknown")
 
 
 def test_lower_classes_are_charged_for_what_higher_ones_will_send_up_to_their_own_share(priority_class, request_of, replica_load) -> None:
@@ -60,7 +87,7 @@ def test_lower_classes_are_charged_for_what_higher_ones_will_send_up_to_their_ow
     ahead = {0: 2000.0}
     for higher, stretch in ((0.0, 1.0), (500.0, 2.0), (5000.0, 4.0)):
         load = Load((replica_load(backlog=ahead, running={0: 1}),), higher_work={0: higher})
-        prediction = forecast([low], load, {0: 0.25, 10: 0.75})[0]
+        prediction = Forecast(load, {0: 0.25, 10: 0.75}).add(low)
         assert prediction.prefill_wait == pytest.approx(2.0 * stretch)
 
 
