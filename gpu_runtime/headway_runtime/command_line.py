@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
         "--kv-memory", metavar="SIZE", help="memory for keys and values, such as 2GiB (default: 1GiB on a CPU, what is left on a GPU)"
     )
     engine.add_argument("--num-blocks", type=int, metavar="N", help="the same in blocks, instead of --kv-memory")
-    engine.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a KV block (default 16)")
+    engine.add_argument("--block-size", type=int, default=32, metavar="N", help="tokens in a KV block (default 32)")
     engine.add_argument(
         "--scheduling-policy",
         choices=SCHEDULING_POLICIES,

@@ -39,7 +39,7 @@ class EngineSettings:
     dtype: str = "auto"
     device: str = "cpu"
     threads: int = 1
-    block_size: int = 16
+    block_size: int = 32
     max_num_seqs: int = 32
     prefill_token_budget: int | None = None
     max_model_len: int | None = None

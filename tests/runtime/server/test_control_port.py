@@ -18,7 +18,7 @@ def test_the_report_says_what_the_replica_is(runtime):
     report = runtime.load()
     assert (report.model, report.pool, report.state) == ("tiny", "default", ReplicaState.READY)
     assert (report.capacity.max_num_seqs, report.capacity.prefill_token_budget) == (8, 64)
-    assert (report.capacity.max_model_len, report.capacity.total_blocks, report.capacity.block_size) == (4096, 1024, 16)
+    assert (report.capacity.max_model_len, report.capacity.total_blocks, report.capacity.block_size) == (4096, 1024, 32)
     assert report.policy is None and report.free_slots == 8
     assert runtime.load().seq > report.seq and runtime.load().boot_id == report.boot_id
     assert runtime.client.get(f"{runtime.control}/policy").status_code == 404
@@ -59,7 +59,7 @@ def test_several_choices_share_one_prefill(runtime):
     usage = runtime.completion(prompt=prompt, n=4, max_tokens=3, ignore_eos=True).json()["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (160, 12, 0)
     runtime.assert_idle()
-    assert runtime.metric("headway_engine_prompt_tokens_total", source="computed") - before <= 160 + 3 * 16
+    assert runtime.metric("headway_engine_prompt_tokens_total", source="computed") - before <= 160 + 3 * 32
 
 
 def series(runtime):
