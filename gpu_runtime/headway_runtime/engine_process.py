@@ -7,9 +7,12 @@ a container sends to the whole group: the server decides when it is over, and cl
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import socket
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -206,11 +209,21 @@ def _policy(name: str, model: StepTimeModel) -> Policy:
     return policies[name]
 
 
+def _end_with_server(link: socket.socket) -> None:
+    """Waits until the server's end of the link is closed and ends this process: loading and measuring take long and read no messages."""
+    poll = select.poll()
+    poll.register(link, 0)  # A hang-up is reported whatever is asked for.
+    poll.poll()
+    os._exit(0)
+
+
 def main() -> int:
     """Runs the process; the exit status is 0 when the link closed, 2 when the model or the settings cannot be served."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    link = EngineEnd(socket.socket(fileno=int(sys.argv[1])))
+    server = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=_end_with_server, args=(server,), daemon=True).start()
+    link = EngineEnd(server)
     try:
         start = link.drain(wait=True)[0]
         loop = EngineLoop(EngineSettings(**start["settings"]), start["eos_ids"])

@@ -126,6 +126,20 @@ def test_the_engine_ends_when_the_server_is_killed(start_runtime, model, eventua
     sock.close()
 
 
+@pytest.mark.parametrize("phase", ["loading", "measuring how long"])
+def test_an_engine_that_is_not_ready_yet_ends_when_the_server_is_killed(start_runtime, tiny_checkpoint, eventual, phase):
+    """Measuring this model takes longer than the test waits."""
+    shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
+    runtime = start_runtime(tiny_checkpoint("llama", max_position_embeddings=16384, **shape), quick=False, wait=False)
+    eventual(lambda: f"engine: {phase}" in runtime.log, 60, phase)
+    children = [child.pid for child in runtime.children()]
+    assert len(children) == 1
+    runtime.process.kill()
+    runtime.process.wait()
+    eventual(lambda: gone(children), 4, "the engine's end")
+    assert "engine: measured in" not in runtime.log
+
+
 def test_a_stopped_engine_makes_health_fail_and_sends_gateways_elsewhere(start_runtime, model, eventual, monkeypatch):
     runtime = start_runtime(model, "--num-blocks", 1024)
     assert runtime.client.get(f"{runtime.control}/health").status_code == 200
@@ -155,7 +169,7 @@ def test_a_wrong_flag_ends_with_status_2_before_anything_heavy(flags):
     ("flags", "says"),
     [
         (["--max-model-len", "9000"], "--max-model-len: the model has 8192 positions"),
-        (["--num-blocks", "10", "--max-model-len", "200"], "--max-model-len: the KV pool holds 160 tokens"),
+        (["--num-blocks", "10", "--max-model-len", "400"], "--max-model-len: the KV pool holds 320 tokens"),
     ],
 )
 def test_what_only_the_model_can_refuse_ends_with_status_2(start_runtime, model, flags, says):
