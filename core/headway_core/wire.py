@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import functools
 import math
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from headway_core.errors import DocumentError
 
 T = TypeVar("T")
 
+_WORDS = {float: "a number", int: "a whole number", str: "a string", bool: "true or false"}
+"""The scalar types, and what each is called in a message."""
 _ACRONYMS = {"slo_uid": "sloUID"}
 
 
@@ -33,11 +36,7 @@ def member_name(field_name: str) -> str:
 def encode(value: object) -> Any:
     """`value` (a dataclass, or anything made of plain types) as what ``json.dumps`` takes. A field that is None is left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            member_name(field.name): encode(member)
-            for field in dataclasses.fields(value)
-            if (member := getattr(value, field.name)) is not None
-        }
+        return {name: encode(member) for field, name, _, _ in _members(type(value)) if (member := getattr(value, field)) is not None}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -57,11 +56,23 @@ def decode(kind: type[T], data: object, path: str = "") -> T:
 
 
 @functools.lru_cache(maxsize=256)
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _members(kind: type) -> tuple[tuple[str, str, Any, bool], ...]:
+    """(field, member, type, whether it must be there) of each field of a dataclass."""
+    hints = typing.get_type_hints(kind)
+    return tuple(
+        (
+            field.name,
+            member_name(field.name),
+            hints[field.name],
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(kind)
+    )
 
 
 def _decode(kind: Any, data: object, path: str) -> object:
+    if kind in _WORDS:
+        return _scalar(kind, data, path)
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
         members = typing.get_args(kind)
@@ -80,13 +91,11 @@ def _decode(kind: Any, data: object, path: str) -> object:
         return {_key(key, name, path): _decode(item, member, f"{path}.{name}") for name, member in data.items()}
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(cast(type, kind), data, path)
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        try:
-            return kind(data)
-        except ValueError:
-            choices = ", ".join(str(member.value) for member in kind)
-            raise DocumentError(f"must be one of {choices}, not {data!r}", path) from None
-    return _scalar(kind, data, path)
+    try:
+        return kind(data)
+    except ValueError:
+        choices = ", ".join(str(member.value) for member in kind)
+        raise DocumentError(f"must be one of {choices}, not {data!r}", path) from None
 
 
 def _key(kind: type, name: str, path: str) -> object:
@@ -100,32 +109,24 @@ def _key(kind: type, name: str, path: str) -> object:
 
 def _scalar(kind: type, data: object, path: str) -> object:
     if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
-        if not math.isfinite(data):
-            raise DocumentError(f"must be a finite number, not {data!r}", path)
-        return float(data)
+        number = float(data) if abs(data) <= sys.float_info.max else math.inf
+        if not math.isfinite(number):
+            raise DocumentError(f"must be a finite number, not {str(data)[:40]}", path)
+        return number
     if kind in (int, str, bool) and type(data) is kind:
         return data
-    word = {
-        float: "a number",
-        int: "a whole number",
-        str: "a string",
-        bool: "true or false",
-    }.get(kind, str(kind))
-    raise DocumentError(f"must be {word}, not {data!r}", path)
+    raise DocumentError(f"must be {_WORDS[kind]}, not {data!r}", path)
 
 
 def _decode_dataclass(kind: type, data: object, path: str) -> object:
     if not isinstance(data, dict):
         raise DocumentError(f"must be an object, not {data!r}", path)
-    hints = _hints(kind)
     arguments: dict[str, object] = {}
-    for field in dataclasses.fields(kind):
-        name = member_name(field.name)
-        where = f"{path}.{name}" if path else name
+    for field, name, hint, required in _members(kind):
         if name in data:
-            arguments[field.name] = _decode(hints[field.name], data[name], where)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise DocumentError("is required", where)
+            arguments[field] = _decode(hint, data[name], f"{path}.{name}" if path else name)
+        elif required:
+            raise DocumentError("is required", f"{path}.{name}" if path else name)
     try:
         return kind(**arguments)
     except ValueError as error:

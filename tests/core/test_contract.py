@@ -110,6 +110,8 @@ def test_unknown_is_left_out_and_stays_unknown():
         ("knobs", {"maxNumSeqs": 1.5}, "knobs.maxNumSeqs"),
         ("defaultClass", "nobody", ""),
         ("window", float("nan"), "window"),
+        ("window", 10**400, "window"),
+        ("window", -float("inf"), "window"),
         ("cordoned", ["a", 1], "cordoned[1]"),
     ],
 )
