@@ -4,7 +4,7 @@ In steady state `n` decoding sequences finish n/ō requests an iteration, and as
 keeps the share ρ busy. An iteration must end within the TPOT target T. With the straight line t = a + b·p + d·n + e·n·c̄ this gives::
 
     n* = (T - a) / (b·s̄/(ρ·ō) + d + e·c̄)        sequences
-    p* = n*·s̄/(ρ·ō)                              prefill tokens an iteration
+    p* = n*·s̄/(ρ·ō)                              prefill tokens an iteration, and no less than TTFT or one KV block needs
     λ* = n*/(ō·T)                                requests per second
 
 The measured model has a knee, prefill pairs and sampled rows besides (`contract.StepTimeReport`), so n* is found by bisection on that
@@ -104,7 +104,7 @@ class ReplicaCapacity:
     sequences: float
     """n*, before rounding down."""
     budget: float
-    """p*, before rounding up."""
+    """p*, before rounding up; never less than one KV block."""
     rate: float
     """λ*: requests per second with the promise kept."""
     iteration: float
@@ -173,7 +173,7 @@ def solve(
     alone = step_seconds(model, load, 0.0, 1.0)
     if promise.tpot is not None and alone > promise.tpot:
         return Unreachable("TPOTUnreachable", f"TPOT {say(promise.tpot)} unreachable: one sequence already takes {say(alone)}")
-    most = _highest_budget(bounds.prefill_token_budget, capacity.prefill_token_budget, experience)
+    smallest, most = _budget_range(bounds.prefill_token_budget, capacity, experience)
     fits_beside_one = _largest(lambda p: step_seconds(model, load, p, 1.0) - limit, most)
     floor = 1.0
     if promise.ttft is not None:
@@ -219,12 +219,18 @@ def solve(
         sequences, binding, message = float(least), Binding.BOUNDS, f"spec.bounds.maxNumSeqs.min is {least}"
     taken = step_seconds(model, load, p, sequences)
     rate = min(sequences / load.output, rho * p / load.prefill) / taken
-    return ReplicaCapacity(sequences, p, rate, taken, binding, message, out_of_bounds)
+    return ReplicaCapacity(sequences, max(p, smallest), rate, taken, binding, message, out_of_bounds)
 
 
-def _highest_budget(bounds: Range, startup: int, experience: Experience | None) -> float:
-    most = float(startup if bounds.max is None else min(startup, bounds.max))
-    return most if experience is None else min(most, experience.prefill_tokens)
+def _budget_range(bounds: Range, capacity: Capacity, experience: Experience | None) -> tuple[float, float]:
+    """(least, most) prefill tokens of an iteration that the knob may ask for.
+
+    The least is a KV block, or `bounds.min`: a mix of short or cached prompts needs next to none on average, and a prompt that is neither
+    must still get through. Sequences are not sized for it, since the knob is a ceiling: the engine gives less where TPOT leaves less.
+    """
+    most = float(capacity.prefill_token_budget if bounds.max is None else min(capacity.prefill_token_budget, bounds.max))
+    least = min(most, float(max(capacity.block_size, bounds.min or 1)))
+    return least, most if experience is None else max(least, min(most, experience.prefill_tokens))
 
 
 def _largest(excess: Callable[[float], float], high: float) -> float:

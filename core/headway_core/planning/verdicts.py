@@ -107,12 +107,14 @@ def slo_met(snapshot: Snapshot, slo: ServingSLO, judged_before: bool = False) ->
     if traffic is None:
         return Verdict("SLOMet", None, "NoMetrics", "the gateways have not been read twice yet")
     missed: list[str] = []
+    unsure: list[str] = []
     judged = 0
     for known in slo.classes:
         counted = traffic.classes.get(known.name, ClassTraffic(known.name))
         for objective, percentile in _percentiles(known):
             samples = counted.judged.get(objective, 0)
             if samples < enough:
+                unsure.append(f"{samples} of class {known.name} by {objective.upper()}")
                 continue
             judged += 1
             share = 100 * counted.good.get(objective, 0) / samples
@@ -128,7 +130,11 @@ def slo_met(snapshot: Snapshot, slo: ServingSLO, judged_before: bool = False) ->
     if offered == 0:
         return Verdict("SLOMet", None, "NoTraffic", f"no request arrived in the window of {slo.window:.0f}s")
     return Verdict(
-        "SLOMet", None, "TooFewSamples", f"{offered} requests in the window of {slo.window:.0f}s; {slo.min_samples} are needed to judge"
+        "SLOMet",
+        None,
+        "TooFewSamples",
+        f"{offered} requests arrived in the window of {slo.window:.0f}s, and could be judged: {', '.join(unsure)}; {slo.min_samples} "
+        "of one kind are needed. Answers that do not stream have no first token and no TPOT of their own",
     )
 
 

@@ -63,6 +63,7 @@ def test_knobs_equal_a_sweep_of_all_settings(model, load, target):
     assert isinstance(found, ReplicaCapacity)
     n, p = sweep(model, load, target, 0.8)
     assert abs(found.sequences - n) <= 1.0, (found, n, p)
+    p = max(p, WIDE.block_size)
     assert abs(found.budget - p) <= max(1.0, 0.05 * p), (found, n, p)
     assert found.iteration <= target * (1 + 1e-6)
 
@@ -75,7 +76,7 @@ def test_on_a_straight_line_the_answer_is_the_formula(load):
     n = (target - a) / (b * s / (rho * o) + d + e * load.context)
     found = solve(LINE, load, Promise(target, None), WIDE, rho=rho)
     assert found.sequences == pytest.approx(n, rel=1e-4)
-    assert found.budget == pytest.approx(max(1.0, n * s / (rho * o)), rel=1e-4)
+    assert found.budget == pytest.approx(max(16.0, n * s / (rho * o)), rel=1e-4)
     assert found.rate == pytest.approx(n / (o * target), rel=1e-3)
 
 
@@ -128,9 +129,30 @@ def test_what_no_setting_can_keep_is_refused_in_numbers():
 def test_a_short_ttft_raises_the_budget_over_what_the_mix_needs():
     load = Workload(64, 0, 2000, 1064)  # next to no prefill on average
     lazy = solve(LINE, load, Promise(0.05, None), WIDE)
-    prompt = solve(LINE, load, Promise(0.05, 0.3), WIDE)
-    assert lazy.prefill_token_budget < 64 * 0.05 / 0.3 < prompt.prefill_token_budget
+    prompt = solve(LINE, load, Promise(0.05, 0.1), WIDE)
+    assert lazy.prefill_token_budget < 64 * 0.05 / 0.1 < prompt.prefill_token_budget
     assert prompt.iteration <= 0.05 * (1 + 1e-6)
+
+
+SHORT = Workload(60, 50, 100, 110)  # ten tokens to compute for a hundred of answer
+TIMID = Experience(20, 3)
+FLOORS = {
+    "a block": (WIDE, Bounds(), None, 0.05, TIMID, 16),
+    "a larger block": (dataclasses.replace(WIDE, block_size=64), Bounds(), None, 0.05, TIMID, 64),
+    "bounds.min": (WIDE, Bounds(prefill_token_budget=Range(100, None)), None, 0.05, TIMID, 100),
+    "what TTFT needs": (WIDE, Bounds(), 0.01, 0.05, None, 100),
+    "bounds.max comes first": (WIDE, Bounds(prefill_token_budget=Range(None, 7)), None, 0.05, TIMID, 7),
+    "start-up capacity comes first": (dataclasses.replace(WIDE, prefill_token_budget=9), Bounds(), None, 0.05, None, 9),
+    "TPOT leaves room for three tokens": (WIDE, Bounds(), None, 0.012 + 4 * 4e-5 + 110 * 1.5e-7, None, 16),
+}
+
+
+@pytest.mark.parametrize(("capacity", "bounds", "ttft", "tpot", "experience", "least"), FLOORS.values(), ids=FLOORS)
+def test_a_short_cached_mix_still_leaves_a_block_for_a_prompt_that_is_neither(capacity, bounds, ttft, tpot, experience, least):
+    found = solve(LINE, SHORT, Promise(tpot, ttft), capacity, bounds=bounds, experience=experience)
+    assert found.prefill_token_budget == least
+    assert found.sequences >= 1 - 1e-6
+    assert found.rate > 0
 
 
 def test_a_minimum_that_breaks_the_promise_is_obeyed_and_said():

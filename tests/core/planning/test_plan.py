@@ -230,6 +230,8 @@ class TestReplicas:
         decision = plan(make.snapshot(best.rate * 6.5, foreign_autoscaler="HorizontalPodAutoscaler chat"), slo, Memory(), 0.0)
         assert (of_kind(decision, Scale), verdict(decision, "ScalingActive").reason) == ([], "ForeignAutoscaler")
         assert of_kind(decision, SetKnobs), "knobs are still managed"
+        decision = plan(make.snapshot(best.rate * 6.5, scale=None), slo, Memory(), 0.0)
+        assert (of_kind(decision, Scale), verdict(decision, "ScalingActive").reason) == ([], "ScaleUnknown")
 
     def test_saturation_takes_the_dead_band_away_and_forbids_down(self, make, best, tuned):
         slo = make.slo()
@@ -392,6 +394,16 @@ class TestPromise:
         assert (found.holds, found.reason) == (holds, reason)
         if holds is False:
             assert found.message == "class default: 94% of 100 requests kept TPOT, 95% are promised"
+
+    def test_answers_that_do_not_stream_are_not_taken_for_samples(self, make):
+        """Fifty requests arrived and not one has a first token: the words say what was judged, and what is missing."""
+        slo = make.slo()
+        counted = self.class_traffic(50, 50, "all")
+        traffic = Traffic(60.0, {"default": counted}, make.demand(1), make.demand(1, 15.0))
+        found = verdict(plan(make.snapshot(1, traffic=traffic), slo, Memory(), 0.0), "SLOMet")
+        assert (found.holds, found.reason) == (None, "TooFewSamples")
+        assert "50 requests arrived in the window of 60s" in found.message
+        assert "0 of class default by TTFT, 0 of class default by TPOT; 20 of one kind are needed" in found.message
 
     def test_traffic_on_the_edge_of_enough_samples_does_not_come_and_go(self, make):
         slo = make.slo()
