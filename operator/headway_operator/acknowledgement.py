@@ -38,7 +38,7 @@ def knobs_applied(slo: ServingSLO, policy: Policy | None, observation: Observati
     if slo.mode is not Mode.ENFORCE:
         return verdict(False, "NotEnforced", f"spec.mode is {slo.mode.value}: knobs and replicas stay as they are")
     if policy is None:
-        return verdict(False, "NotWritten", "the policy has not been written yet")
+        raise AssertionError("without a failure, enforcing writes a policy")
     if observation.refusals:
         pod, why = sorted(observation.refusals.items())[0]
         return verdict(False, "Refused", f"{len(observation.refusals)} pods could not read the policy, such as {pod}: {why}")

@@ -25,6 +25,8 @@ TOUCH_AGAIN = 3.0
 """Seconds without acknowledgement after which a pod is touched again; doubled each time."""
 TOUCHES = 5
 """Touches of one pod for one revision; after that the kubelet's own minute has to do."""
+FRESH = 30.0
+"""Seconds for which a ConfigMap that was read is believed; a write of one that changed since is refused, and reads it again."""
 _CONFLICTS = 5
 
 log = logging.getLogger(__name__)
@@ -66,12 +68,21 @@ class Applier:
         self._kube = kube
         self._may_write = may_write
         self._maps: dict[tuple[str, str], Written] = {}
+        self._turns: dict[tuple[str, str], asyncio.Lock] = {}
+        """Many objects share a ConfigMap: one reads it for all, and they write one after the other instead of refusing each other."""
 
-    async def config_map(self, target: Target, now: float, max_age: float = 30.0) -> Written:
-        """The policy ConfigMap, read at most `max_age` seconds ago. Raises ApiError."""
+    async def config_map(self, target: Target, now: float) -> Written:
+        """The policy ConfigMap, read at most `FRESH` seconds ago. Raises ApiError."""
         key = (target.slo.namespace, target.config_map)
+        async with self._turn(key):
+            return await self._read(key, now)
+
+    def _turn(self, key: tuple[str, str]) -> asyncio.Lock:
+        return self._turns.setdefault(key, asyncio.Lock())
+
+    async def _read(self, key: tuple[str, str], now: float) -> Written:
         known = self._maps.get(key)
-        if known is None or now - known.at > max_age:
+        if known is None or now - known.at > FRESH:
             known = self._maps[key] = Written(await self._kube.get(_map_path(*key)), now)
         return known
 
@@ -82,29 +93,30 @@ class Applier:
         """
         slo = target.slo
         key = (slo.namespace, target.config_map)
-        for attempt in range(_CONFLICTS):
-            written = await self.config_map(target, now, max_age=0.0 if attempt else 30.0)
-            revision = 1 + max(above, written.highest_revision(slo.target_name))
-            document = manifests.policy(target, knobs, cordoned, revision)
-            self._check()
-            try:
-                answer = await self._kube.patch(
-                    _map_path(*key),
-                    manifests.policy_apply(slo.name, written.config_map, document),
-                    APPLY_PATCH,
-                    fieldManager=manifests.field_manager(slo),
-                    force="true",
-                )
-            except ApiError as error:
-                self._maps.pop(key, None)
-                if not error.conflict or attempt == _CONFLICTS - 1:
-                    raise
-                await asyncio.sleep(0.05 * 2**attempt)
-                continue
-            self._maps[key] = Written(answer, now)
-            ACTIONS.labels("policy").inc()
-            log.info("%s/%s: policy revision %d: %s, cordoned %s", slo.namespace, slo.name, revision, knobs, list(cordoned))
-            return document
+        async with self._turn(key):
+            for attempt in range(_CONFLICTS):
+                written = await self._read(key, now)
+                revision = 1 + max(above, written.highest_revision(slo.target_name))
+                document = manifests.policy(target, knobs, cordoned, revision)
+                self._check()
+                try:
+                    answer = await self._kube.patch(
+                        _map_path(*key),
+                        manifests.policy_apply(slo.name, written.config_map, document),
+                        APPLY_PATCH,
+                        fieldManager=manifests.field_manager(slo),
+                        force="true",
+                    )
+                except ApiError as error:
+                    self._maps.pop(key, None)
+                    if not error.conflict or attempt == _CONFLICTS - 1:
+                        raise
+                    await asyncio.sleep(0.05 * 2**attempt)
+                    continue
+                self._maps[key] = Written(answer, now)
+                ACTIONS.labels("policy").inc()
+                log.info("%s/%s: policy revision %d: %s, cordoned %s", slo.namespace, slo.name, revision, knobs, list(cordoned))
+                return document
         raise AssertionError("the last attempt returns or raises")
 
     async def touch(self, target: Target, policy: Policy, acknowledged: Mapping[str, int], touches: Touches, now: float) -> float | None:

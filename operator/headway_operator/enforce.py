@@ -33,7 +33,8 @@ class Outcome:
     """Why the scale could not be set."""
     again: float = float("inf")
     """Seconds until there may be something to see."""
-    applied: Verdict = Verdict("KnobsApplied", None, "NotWritten", "")
+    applied: Verdict = field(init=False)
+    """KnobsApplied."""
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -62,13 +63,17 @@ def says_the_same(one: Policy | None, other: Policy) -> bool:
 
 def policies(config_map: Mapping[str, Any]) -> dict[str, Policy]:
     """Key → policy; a key that holds none is left out, and will be written over."""
-    found = {}
-    for key, text in (config_map.get("data") or {}).items():
-        try:
-            found[key] = load_policy(text)
-        except DocumentError:
-            continue
-    return found
+    read = {key: _policy_in(text) for key, text in (config_map.get("data") or {}).items()}
+    return {key: policy for key, policy in read.items() if policy is not None}
+
+
+@functools.lru_cache(maxsize=2048)
+def _policy_in(text: str) -> Policy | None:
+    """Remembered: a ConfigMap comes back whole each time one of a hundred keys has changed."""
+    try:
+        return load_policy(text)
+    except DocumentError:
+        return None
 
 
 def policy_apply(name: str, config_map: Mapping[str, Any], document: Policy) -> dict[str, Any]:

@@ -34,8 +34,10 @@ from headway_operator.targets import Target
 
 LARGEST_REPORT = 1 << 20
 """Bytes; a report is some kilobytes."""
-SHARED = 1.0
-"""Seconds for which one answer serves everybody: a gateway may be behind a hundred objects."""
+SHARED = 0.8
+"""Share of the interval for which one answer serves everybody: a gateway may be behind a hundred objects."""
+IMPATIENT = 1.0
+"""Seconds instead, while an acknowledgement is waited for."""
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", RuntimeReport, GatewayReport)
@@ -65,11 +67,12 @@ class Observer:
         """Closes every connection."""
         await self._http.aclose()
 
-    async def poll(self, target: Target) -> None:
-        """Asks every pod of the target that has an address; gateways shared by several targets are asked once."""
+    async def poll(self, target: Target, *, impatient: bool = False) -> None:
+        """Asks every pod of the target that has an address; an answer of just now serves whoever shares the pod."""
+        age = min(IMPATIENT, self._settings.interval / 2) if impatient else self._settings.interval * SHARED
         await asyncio.gather(
-            *(self._ask(pod, "runtime") for pod in _reachable(target.runtimes)),
-            *(self._ask(pod, "gateway") for pod in _reachable(target.gateways)),
+            *(self._ask(pod, "runtime", age) for pod in _reachable(target.runtimes)),
+            *(self._ask(pod, "gateway", age) for pod in _reachable(target.gateways)),
         )
 
     def forget(self, alive: Iterable[str]) -> None:
@@ -88,10 +91,10 @@ class Observer:
         heard = self._gateways.get(pod.uid)
         return heard if heard is not None and self._clock() - heard.at <= self._settings.stale_after else None
 
-    async def _ask(self, pod: Pod, kind: str) -> None:
+    async def _ask(self, pod: Pod, kind: str, age: float) -> None:
         now = self._clock()
         begun, task = self._asked.get(pod.uid, (float("-inf"), None))
-        if task is None or now - begun >= min(SHARED, self._settings.interval / 2):
+        if task is None or now - begun >= age:
             task = asyncio.create_task(self._fetch(pod, kind))
             self._asked[pod.uid] = (now, task)
         await asyncio.shield(task)
@@ -151,9 +154,11 @@ class Known:
 
 def observe(target: Target, observer: Observer, book: TrafficBook, known: Known, *, stale_after: float, now: float) -> Observation:
     """One observation from what the observer heard; `book` is the target's traffic so far and takes this reading."""
-    books = {pod.name: (heard.report, _books(heard.report, target)) for pod in target.gateways if (heard := observer.gateway(pod))}
+    heard = {pod.name: voice for pod in target.gateways if (voice := observer.gateway(pod))}
+    books = {name: (voice.report, _books(voice.report, target)) for name, voice in heard.items()}
     expected = {pod.name for pod in target.gateways if pod.phase in (Phase.READY, Phase.LEAVING)} | books.keys()
-    book.record({name: report for name, (report, _) in books.items()}, expected, now)
+    read_at = max((voice.at for voice in heard.values()), default=now)
+    book.record({name: report for name, (report, _) in books.items()}, expected, read_at)
     replicas = tuple(_replica(pod, observer.runtime(pod), now) for pod in target.runtimes)
     pools = [pool for _, pool in books.values() if pool is not None]
     whole = len(books) == len(expected) and all(_obeys(pool, known.policy) for _, pool in books.values())
@@ -167,7 +172,7 @@ def observe(target: Target, observer: Observer, book: TrafficBook, known: Known,
         rolling=target.deployment.rolling,
         policy=known.policy,
         recommended=known.recommended,
-        traffic=book.traffic(now) if books else None,
+        traffic=book.traffic(read_at) if books else None,
         gateways=len(expected),
         gateways_reporting=len(books),
         in_flight=in_flight if whole else None,

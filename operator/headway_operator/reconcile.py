@@ -41,6 +41,8 @@ class Record:
     refreshed: float = 0.0
     """When figures were written last; a new record counts from its beginning."""
     shown: set[str] = field(default_factory=set)
+    waiting: bool = False
+    """An acknowledgement is due any moment."""
     cordoned: Target | None = None
     """Set while its policy cordons somebody."""
 
@@ -84,7 +86,7 @@ class Reconciler:
             await self._report(document, record, access, resolution.slo, verdicts, Figures(), [])
             return self._settings.interval
         target = resolution.target
-        await self._observer.poll(target)
+        await self._observer.poll(target, impatient=record.waiting)
         now = self._clock()
         written, failure = await self._read_policy(target, now)
         autoscaler = await self._autoscaler(target, access, now)
@@ -99,6 +101,7 @@ class Reconciler:
         wanted = plan(observation.snapshot, target.slo, record.memory, now, self._settings.drain_budget)
         record.memory = wanted.memory
         outcome = await self._enforcer.carry_out(target, observation, wanted, record.progress, access, failure=failure, now=now)
+        record.waiting = outcome.again < self._settings.interval
         record.cordoned = target if outcome.policy is not None and outcome.policy.cordoned else None
         if target.slo.mode is Mode.RECOMMEND:
             outcome.decisions += _recommendations(wanted, document)
@@ -146,7 +149,8 @@ class Reconciler:
         return Figures(
             replicas=snapshot.scale,
             ready=len(snapshot.serving),
-            traffic=snapshot.traffic if warm or "observed" not in before else None,
+            traffic=snapshot.traffic,
+            whole=warm,
             desired=None if slo.mode is Mode.OBSERVE else wanted.knobs,
             desired_replicas=replicas if managed else None,
             applied=policy.knobs if policy is not None else None,
@@ -173,10 +177,7 @@ class Reconciler:
         now, at = self._clock(), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         generation = int(metadata.get("generation", 0))
         listed = status.conditions(verdicts, before, generation, at)
-        after = status.build(slo, listed, figures, status.decided(before, decisions, at), generation)
-        for key in ("observed", "classes"):
-            if figures.traffic is None and key in before:
-                after[key] = before[key]
+        after = status.build(slo, listed, figures, status.decided(before, decisions, at), before, generation)
         if not status.worth_writing(before, after, now - max(record.refreshed, record.began)):
             return
         if not self._may_write():

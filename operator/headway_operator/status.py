@@ -15,7 +15,7 @@ from headway_core.contract import Knobs
 from headway_core.durations import format_duration
 from headway_core.planning.snapshot import ClassTraffic, Traffic
 from headway_core.planning.verdicts import Verdict
-from headway_core.slo import Objectives, ServingSLO
+from headway_core.slo import PriorityClass, ServingSLO
 
 REFRESH = 30.0
 """Seconds between refreshes of figures."""
@@ -51,6 +51,8 @@ class Figures:
     replicas: int | None = None
     ready: int | None = None
     traffic: Traffic | None = None
+    whole: bool = True
+    """Whether the traffic covers a window: until then a figure needs samples enough, and what was shown before stands for the others."""
     desired: Knobs | None = None
     desired_replicas: int | None = None
     applied: Knobs | None = None
@@ -118,15 +120,25 @@ def keep_while_warming(verdicts: Iterable[Verdict], before: Mapping[str, Any], g
 
 
 def build(
-    slo: ServingSLO | None, listed: list[dict[str, Any]], figures: Figures, decisions: list[dict[str, Any]], generation: int
+    slo: ServingSLO | None,
+    listed: list[dict[str, Any]],
+    figures: Figures,
+    decisions: list[dict[str, Any]],
+    before: Mapping[str, Any],
+    generation: int,
 ) -> dict[str, Any]:
-    """The whole status; what cannot be said is left out."""
+    """The whole status; what cannot be said is left out, and figures that cannot be counted now stay as they were in `before`."""
     status: dict[str, Any] = {"observedGeneration": generation, "conditions": listed}
     _set(status, "replicas", figures.replicas)
     _set(status, "readyReplicas", figures.ready)
     if slo is not None and figures.traffic is not None:
-        status["classes"] = [_observed(known.name, known.objectives, figures.traffic, slo.min_samples) for known in slo.classes]
-        status["observed"] = _worst(status["classes"])
+        shown = {} if figures.whole else {entry["class"]: entry for entry in before.get("classes") or ()}
+        classes = [_observed(known, figures.traffic, slo.min_samples, shown.get(known.name, {}), figures.whole) for known in slo.classes]
+        if known_classes := [entry for entry in classes if len(entry) > 1]:
+            status["classes"], status["observed"] = known_classes, _worst(known_classes)
+    else:
+        for key in ("classes", "observed"):
+            _set(status, key, before.get(key))
     if figures.desired is not None:
         desired = _knobs(figures.desired)
         _set(desired, "replicas", figures.desired_replicas)
@@ -186,18 +198,22 @@ def _knobs(knobs: Knobs) -> dict[str, Any]:
     return made
 
 
-def _observed(name: str, objectives: Objectives, traffic: Traffic, min_samples: int) -> dict[str, Any]:
-    counted = traffic.classes.get(name, ClassTraffic(name))
-    rate = counted.offered / traffic.seconds
-    made: dict[str, Any] = {"class": name, "requestRate": f"{rate:.1f}" if rate >= 1 else f"{rate:.2f}"}
+def _observed(known: PriorityClass, traffic: Traffic, min_samples: int, shown: Mapping[str, Any], whole: bool) -> dict[str, Any]:
+    counted = traffic.classes.get(known.name, ClassTraffic(known.name))
+    ended = sum(counted.outcomes.values())
+    made: dict[str, Any] = {**shown, "class": known.name}
+    if whole or ended >= min_samples:
+        rate = counted.offered / traffic.seconds
+        made["requestRate"] = f"{rate:.1f}" if rate >= 1 else f"{rate:.2f}"
+        if counted.offered:
+            made["shed"] = f"{counted.shed / counted.offered:.2f}"
+    objectives = known.objectives
     for figure, objective, histogram in (("ttft", objectives.ttft, counted.ttft), ("tpot", objectives.tpot, counted.tpot)):
         if histogram.total >= min_samples:
             value = histogram.quantile((objective.percentile if objective else 95.0) / 100)
             _set(made, figure, None if value is None else format_duration(max(0.001, value)))
-    if sum(counted.outcomes.values()) >= min_samples:
+    if ended >= min_samples:
         _set(made, "attainment", None if counted.attainment is None else f"{counted.attainment:.3f}")
-    if counted.offered:
-        made["shed"] = f"{counted.shed / counted.offered:.2f}"
     return made
 
 

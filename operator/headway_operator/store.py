@@ -24,15 +24,17 @@ class Shelf(Generic[T]):
         self,
         read: Callable[[Mapping[str, Any]], T | None],
         changed: Callable[[Key], None] = lambda _: None,
-        wakes: Callable[[T], object] = lambda _: None,
+        notable: Callable[[T], object] = lambda item: item,
     ) -> None:
         """`read` makes an object from the API server's document, or None for one that is not ours. `changed` is told of an object that
-        came, went, or whose `wakes` is another than before.
+        came, went, or whose `notable` part is another than before.
         """
         self._read = read
         self._changed = changed
-        self._wakes = wakes
+        self._notable = notable
         self._items: dict[Key, tuple[int, T]] = {}
+        self.changes = 0
+        """Grows with each object that came, went or differs: what was derived from the shelf is good until then."""
 
     def get(self, namespace: str, name: str) -> T | None:
         """The object, or None."""
@@ -46,10 +48,6 @@ class Shelf(Generic[T]):
     def values(self) -> list[T]:
         """Every object."""
         return [item for _, item in self._items.values()]
-
-    def within(self, namespace: str) -> list[T]:
-        """The objects of one namespace, sorted by name."""
-        return [item for (place, _), (_, item) in sorted(self._items.items(), key=lambda entry: entry[0]) if place == namespace]
 
     def take(self, kind: str | None, document: Mapping[str, Any]) -> None:
         """One watch event."""
@@ -69,7 +67,8 @@ class Shelf(Generic[T]):
             self._drop(key)
         else:
             self._items[key] = (version, item)
-            if known is None or self._wakes(known[1]) != self._wakes(item):
+            if known is None or self._notable(known[1]) != self._notable(item):
+                self.changes += 1
                 self._changed(key)
 
     def replace(self, documents: Iterable[Mapping[str, Any]], version: int, namespace: str) -> None:
@@ -84,6 +83,7 @@ class Shelf(Generic[T]):
 
     def _drop(self, key: Key) -> None:
         if self._items.pop(key, None) is not None:
+            self.changes += 1
             self._changed(key)
 
 
@@ -102,10 +102,37 @@ class Store:
             "services": self.services,
         }
         """By the plural that the API server knows."""
+        self._labelled: dict[tuple[str, str, str], list[Pod]] = {}
+        self._labelled_at = -1
+        self._owners: dict[Key, Key] = {}
+        self._owners_at = -1
 
     def pods_behind(self, service: Service) -> list[Pod]:
-        """The pods that a Service selects."""
-        return [pod for pod in self.pods.within(service.namespace) if service.selects(pod.labels)]
+        """The pods that a Service selects, sorted by name."""
+        if self._labelled_at != self.pods.changes:
+            self._labelled, self._labelled_at = {}, self.pods.changes
+            for pod in sorted(self.pods.values(), key=lambda pod: pod.name):
+                for label in pod.labels.items():
+                    self._labelled.setdefault((pod.namespace, *label), []).append(pod)
+        labelled = [self._labelled.get((service.namespace, *label), []) for label in service.selector.items()]
+        return [pod for pod in min(labelled, key=len, default=[]) if service.selects(pod.labels)]
+
+    def owner(self, namespace: str, target: str) -> str | None:
+        """Name of the ServingSLO that was first on a Deployment; None when there is none."""
+        if self._owners_at != self.slos.changes:
+            self._owners, self._owners_at = {}, self.slos.changes
+            for document in sorted(self.slos.values(), key=_seniority):
+                reference = (document.get("spec") or {}).get("targetRef")
+                if isinstance(reference, Mapping):
+                    place, name = _key(document)
+                    self._owners.setdefault((place, str(reference.get("name"))), (place, name))
+        found = self._owners.get((namespace, target))
+        return found[1] if found else None
+
+
+def _seniority(document: Mapping[str, Any]) -> tuple[str, str]:
+    metadata = document["metadata"]
+    return metadata.get("creationTimestamp", ""), metadata["name"]
 
 
 def _asks(document: dict[str, Any]) -> object:

@@ -50,8 +50,8 @@ def resolve(document: Mapping[str, Any], store: Store, access: Access) -> Resolu
         slo = ServingSLO.parse(document)
     except SpecError as error:
         return Resolution(Verdict("Accepted", False, "InvalidSpec", f"{error}; the last good settings stay"), unresolved)
-    owner = _owner(document, slo, store)
-    if owner is not None:
+    owner = store.owner(slo.namespace, slo.target_name)
+    if owner not in (None, slo.name):
         message = (
             f"Deployment {slo.target_name} belongs to the older ServingSLO {owner}: delete one of the two, or point this one elsewhere"
         )
@@ -63,21 +63,6 @@ def resolve(document: Mapping[str, Any], store: Store, access: Access) -> Resolu
         return Resolution(accepted, Verdict("TargetResolved", True, "Resolved", where), slo, found)
     reason, message = found
     return Resolution(accepted, Verdict("TargetResolved", False, reason, message), slo)
-
-
-def _owner(document: Mapping[str, Any], slo: ServingSLO, store: Store) -> str | None:
-    """Name of the ServingSLO that was first on the same Deployment; None when this one was."""
-    mine = _seniority(document)
-    for other in store.slos.within(slo.namespace):
-        spec = other.get("spec") or {}
-        if (spec.get("targetRef") or {}).get("name") == slo.target_name and _seniority(other) < mine:
-            return str(other["metadata"]["name"])
-    return None
-
-
-def _seniority(document: Mapping[str, Any]) -> tuple[str, str]:
-    metadata = document["metadata"]
-    return metadata.get("creationTimestamp", ""), metadata["name"]
 
 
 def _find(slo: ServingSLO, store: Store, access: Access) -> Target | tuple[str, str]:

@@ -9,13 +9,14 @@ import yaml
 
 
 class ApiServer:
-    """Leases with resourceVersions, and scripted answers for everything else."""
+    """Leases and ConfigMaps with resourceVersions, and scripted answers for everything else."""
 
     def __init__(self):
-        self.leases, self.version, self.calls = {}, 0, []
+        self.leases, self.config_maps, self.version, self.calls = {}, {}, 0, []
         self.script = {}
         """path → list of (status, headers, text), used up one by one; the last one stays."""
         self.down = False
+        self.lock = threading.Lock()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -37,6 +38,9 @@ class ApiServer:
         collection, _, name = path.partition("/leases")
         if collection.endswith("/coordination.k8s.io/v1/namespaces/ns"):
             return self.lease(method, name.lstrip("/"), body)
+        _, _, name = path.partition("/configmaps/")
+        if name in self.config_maps:
+            return self.config_map(method, name, body)
         return 404, {}, json.dumps({"message": "not found"})
 
     def lease(self, method, name, body):
@@ -52,6 +56,19 @@ class ApiServer:
             self.version += 1
             self.leases[name] = {**body, "metadata": {"name": name, "resourceVersion": str(self.version)}}
         return 200, {}, json.dumps(self.leases[name])
+
+    def config_map(self, method, name, body):
+        """GET, and a server-side apply that adds its keys."""
+        with self.lock:
+            known = self.config_maps[name]
+            if method == "PATCH":
+                if body["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:
+                    return 409, {}, json.dumps({"message": "stale"})
+                self.version += 1
+                metadata = {**known["metadata"], "resourceVersion": str(self.version)}
+                known = {"metadata": metadata, "data": {**known["data"], **body["data"]}}
+                self.config_maps[name] = known
+            return 200, {}, json.dumps(known)
 
     def _handler(world):  # noqa: N805 -- the handler's own self comes below
         class Handler(BaseHTTPRequestHandler):

@@ -93,6 +93,30 @@ async def test_a_shared_gateway_is_asked_once_for_all(pods, observer):
     assert observer.gateway(gateway).report == GATEWAY
 
 
+async def test_who_waits_for_an_acknowledgement_asks_sooner(pods):
+    now = [0.0]
+    observer = Observer(Settings(interval=5.0), clock=lambda: now[0])
+    gateway = await pods("g", BOOKS)
+    for at, impatient, asked in [(0.0, False, 1), (1.5, False, 1), (1.5, True, 2), (2.0, True, 2), (5.4, False, 2), (5.6, False, 3)]:
+        now[0] = at
+        await observer.poll(target([], [gateway]), impatient=impatient)
+        assert pods.asked["g"] == asked, at
+    await observer.close()
+
+
+async def test_a_window_shorter_than_the_age_of_a_shared_reading_still_has_its_traffic(pods):
+    now = [0.0]
+    observer = Observer(Settings(interval=5.0), clock=lambda: now[0])
+    gateway = await pods("g", BOOKS)
+    book, known = TrafficBook("rt", 1.0), Known(None, None, None)
+    for at in (0.0, 5.0, 8.9):  # the last look finds the answer of 3.9 s before
+        now[0] = at
+        await observer.poll(target([], [gateway]))
+        seen = observe(target([], [gateway]), observer, book, known, stale_after=15.0, now=at).snapshot
+    assert seen.traffic is not None
+    await observer.close()
+
+
 async def test_the_snapshot_knows_who_is_silent_and_what_is_in_flight(pods, observer):
     runtime, silent, gateway, deaf = await pods("a", GOOD), await pods("s", None), await pods("g", BOOKS), await pods("d", None)
     whole, partly = target([runtime, silent], [gateway]), target([runtime, silent], [gateway, deaf])

@@ -145,7 +145,7 @@ def test_the_worst_class_is_shown_and_unknown_figures_are_absent():
     good = ClassTraffic("a", 40, 0, {"ok": 40}, 0, {"all": 40}, {}, histogram, LogHistogram())
     bad = ClassTraffic("b", 40, 0, {"ok": 30, "shed": 10}, 10, {"all": 30}, {}, histogram, LogHistogram())
     traffic = Traffic(10.0, {"a": good, "b": bad}, Demand(80, 10.0), Demand(80, 10.0))
-    made = status.build(SLO, [], Figures(traffic=traffic, desired=Knobs(4, None), desired_replicas=2), [], 3)
+    made = status.build(SLO, [], Figures(traffic=traffic, desired=Knobs(4, None), desired_replicas=2), [], {}, 3)
     assert made["observed"] == {
         "class": "b",
         "requestRate": "4.0",
@@ -155,8 +155,40 @@ def test_the_worst_class_is_shown_and_unknown_figures_are_absent():
     }
     assert made["desired"] == {"maxNumSeqs": 4, "replicas": 2}
     assert "applied" not in made
-    idle = status.build(SLO, [], Figures(traffic=Traffic(10.0, {}, Demand(0, 10.0), Demand(0, 10.0))), [], 3)
+    idle = status.build(SLO, [], Figures(traffic=Traffic(10.0, {}, Demand(0, 10.0), Demand(0, 10.0))), [], {}, 3)
     assert idle["observed"] == {"class": "a", "requestRate": "0.00"}
+
+
+def shown(offered, before, whole, seconds=4.0):
+    """status.observed after `offered` requests, a quarter of which was shed."""
+    histogram = LogHistogram({bucket(0.6): offered})
+    counted = ClassTraffic("a", offered, 0, {"ok": offered}, offered // 4, {"all": offered}, {}, histogram, LogHistogram())
+    traffic = Traffic(seconds, {"a": counted}, Demand(offered, seconds), Demand(offered, seconds))
+    return status.build(SLO, [], Figures(traffic=traffic, whole=whole), [], before, 1).get("observed")
+
+
+class TestFirstFigures:
+    """minSamples is 20."""
+
+    def test_a_new_object_shows_its_figures_as_soon_as_there_are_samples_enough(self):
+        assert shown(19, {}, False) is None
+        first = shown(20, {}, False)
+        assert (first["requestRate"], first["shed"], first["attainment"], "ttft" in first) == ("5.0", "0.25", "1.000", True)
+
+    def test_little_traffic_is_shown_after_a_window(self):
+        assert shown(2, {}, True) == {"class": "a", "requestRate": "0.50", "shed": "0.00"}
+
+    def test_after_a_restart_what_was_shown_stands_until_then(self):
+        old = {"class": "a", "requestRate": "9.0", "ttft": "70ms", "tpot": "7ms", "attainment": "0.900", "shed": "0.10"}
+        before = {"classes": [old], "observed": old}
+        assert shown(19, before, False) == old
+        assert shown(20, before, False) == {**shown(20, {}, False), "tpot": "7ms"}
+        assert "tpot" not in shown(20, before, True)
+
+    def test_without_a_reading_everything_stays(self):
+        before = {"classes": [{"class": "a", "ttft": "70ms"}], "observed": {"class": "a", "ttft": "70ms"}}
+        after = status.build(SLO, [], Figures(), [], before, 1)
+        assert (after["classes"], after["observed"]) == (before["classes"], before["observed"])
 
 
 class TestWarming:

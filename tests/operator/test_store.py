@@ -1,4 +1,5 @@
 from headway_core.planning.snapshot import Phase
+from headway_operator.resources import Service
 from headway_operator.store import Store
 
 
@@ -82,3 +83,34 @@ def test_a_pod_that_ends_leaves_the_shelf():
     store.pods.put(pod("a", 1))
     store.pods.put(pod("a", 2, phase="Failed"))
     assert store.pods.values() == []
+
+
+def test_pods_behind_a_service_are_those_that_every_label_selects_now():
+    store = Store(lambda key: None)
+    blue, green = {"headway.dev/runtime": "x", "color": "blue"}, {"headway.dev/runtime": "x", "color": "green"}
+    for name, labels in [("c", blue), ("a", blue), ("b", green)]:
+        store.pods.put(pod(name, 1, labels))
+    elsewhere = pod("d", 1, blue)
+    elsewhere["metadata"]["namespace"] = "other"
+    store.pods.put(elsewhere)
+
+    def behind(**selector):
+        return [known.name for known in store.pods_behind(Service("ns", "s", {"headway.dev/runtime": "x", **selector}))]
+
+    assert (behind(), behind(color="blue"), behind(color="red")) == (["a", "b", "c"], ["a", "c"], [])
+    assert store.pods_behind(Service("ns", "s", {})) == [], "a Service without selector has no pods"
+    store.pods.put(pod("b", 2, blue))
+    store.pods.take("DELETED", pod("a", 3, blue))
+    assert (behind(), behind(color="blue"), behind(color="green")) == (["b", "c"], ["b", "c"], [])
+
+
+def test_the_next_oldest_owns_a_target_when_the_oldest_is_gone():
+    store = Store(lambda key: None)
+    for name, created in [("young", "2026-01-02T00:00:00Z"), ("old", "2026-01-01T00:00:00Z")]:
+        document = slo(name)
+        document["metadata"]["creationTimestamp"] = created
+        document["spec"] = {"targetRef": {"name": "rt"}}
+        store.slos.put(document)
+    assert (store.owner("ns", "rt"), store.owner("ns", "other"), store.owner("elsewhere", "rt")) == ("old", None, None)
+    store.slos.take("DELETED", slo("old", 2))
+    assert store.owner("ns", "rt") == "young"

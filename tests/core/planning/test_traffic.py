@@ -47,3 +47,11 @@ def test_the_answer_to_a_restart_is_the_same_in_every_figure():
     book.record({"a": dataclasses.replace(report("g2", offered=20, ttft={5: 20}))}, ["a"], 10.0)
     known = book.traffic(10.0).classes["default"]
     assert (known.offered, known.ttft.total) == (20, 20)
+
+
+def test_a_reading_that_is_looked_at_twice_counts_once():
+    book = TrafficBook("chat-runtime", 60.0)
+    for now, offered in [(0.0, 0), (10.0, 50), (10.0, 50), (20.0, 100)]:
+        book.record({"a": report("g", offered=offered)}, ["a"], now)
+    traffic = book.traffic(20.0)
+    assert (traffic.demand.count, traffic.seconds) == (100, 20.0)

@@ -1,5 +1,7 @@
 """Every condition and every reason, reached on a real API server by making it so, and left again by itself when it is cured."""
 
+import dataclasses
+import json
 import time
 
 import pytest
@@ -81,6 +83,7 @@ def test_pods_without_news(world):
     for name in (first, second):
         world.unready(name)
     assert "no replica is ready" in world.wait_condition("MetricsAvailable", "False", "NoReadyReplicas")
+    assert world.condition("KnobsApplied")[:2] == ("Unknown", "NoReplicas")
     assert world.scale() == 2
     assert world.policy().knobs == knobs
 
@@ -135,6 +138,29 @@ def test_promises_that_cannot_be_kept_or_are_not(world):
     world.wait_condition("SLOMet", "False", "Missed")
 
 
+def test_what_binds_a_replica_is_named(world):
+    cell(world)
+    world.wait_condition("Feasible", "True", "BoundByTPOT")
+    roomy = world.capacity
+    for capacity, reason in (
+        (dataclasses.replace(roomy, total_blocks=200), "BoundByKVBlocks"),
+        (dataclasses.replace(roomy, max_num_seqs=9), "BoundByStartUpCapacity"),
+        (dataclasses.replace(roomy, prefill_token_budget=32), "BoundByPrefillTokenBudget"),
+    ):
+        world.capacity = capacity
+        world.wait_condition("Feasible", "True", reason)
+    world.capacity = roomy
+    world.edit({"spec": {"bounds": {"maxNumSeqs": {"max": 5}}}})
+    assert "spec.bounds.maxNumSeqs.max is 5" in world.wait_condition("Feasible", "True", "BoundBySpecBounds")
+    world.wait(lambda: world.policy().knobs.max_num_seqs == 5, "the bound is in force")
+    world.model = dataclasses.replace(world.model, max_decode_rows=4)
+    world.edit({"spec": {"bounds": None}})
+    assert "no more than 8 sequences" in world.wait_condition("Feasible", "True", "BoundByExperience")
+    world.model = dataclasses.replace(world.model, max_decode_rows=256, base=0.3)
+    world.edit({"spec": {"objectives": {"tpot": None}}})
+    assert "no TPOT objective" in world.wait_condition("Feasible", "True", "BoundByIterationLength")
+
+
 def test_too_little_to_know_the_mix(world):
     world.mix = None
     cell(world)
@@ -160,6 +186,30 @@ def test_policies_that_are_not_read(world):
     assert "start-up capacity" in world.wait_condition("KnobsApplied", "True", "Clamped")
 
 
+def test_a_policy_that_the_api_server_refuses(world):
+    """Somebody made the ConfigMap immutable: the condition repeats the API server's words, and a new ConfigMap cures it."""
+    cell(world)
+    world.wait_condition("KnobsApplied", "True", "Acknowledged")
+    revision = world.policy().revision
+    world.core.patch_namespaced_config_map("headway-gateway-policy", world.namespace, {"immutable": True})
+    world.edit({"spec": {"objectives": {"tpot": {"target": "30ms"}}}})
+    assert "immutable" in world.wait_condition("KnobsApplied", "False", "WriteFailed")
+    assert world.condition("Ready")[:2] == ("False", "WriteFailed")
+    world.core.delete_namespaced_config_map("headway-gateway-policy", world.namespace)
+    world.core.create_namespaced_config_map(world.namespace, {"metadata": {"name": "headway-gateway-policy"}})
+    world.wait_condition("KnobsApplied", "True", "Acknowledged")
+    assert world.policy().revision > revision, "what pods acknowledged is outvoted although the ConfigMap is new"
+
+
+@pytest.mark.full
+def test_pods_that_do_not_read_policies_are_a_fault_after_two_minutes(world):
+    cell(world)
+    world.deaf.update(world.wait(world.pods, "a pod"))
+    world.wait_condition("KnobsApplied", "Unknown", "Waiting")
+    assert "started with --policy" in world.wait_condition("KnobsApplied", "False", "NotAcknowledged", patience=180)
+    assert world.condition("Ready")[:2] == ("False", "NotAcknowledged")
+
+
 def test_two_objects_on_one_target_the_oldest_owns_it(world):
     cell(world)
     world.wait_condition("Ready", "True", "Enforcing")
@@ -167,6 +217,7 @@ def test_two_objects_on_one_target_the_oldest_owns_it(world):
     world.slo(name="late", objectives={"tpot": {"target": "20ms"}})
     message = world.wait_condition("Accepted", "False", "TargetOwned", name="late")
     assert "older ServingSLO chat" in message
+    assert world.condition("TargetResolved", "late")[:2] == ("Unknown", "NotAccepted")
     assert world.policy("late") is None
     revision = world.policy().revision
     world.delete()
@@ -220,6 +271,29 @@ def test_one_bad_object_does_not_hold_up_the_good_ones(world):
     assert time.monotonic() - began < 15
     for number in range(20):
         assert world.condition("Ready", f"bad-{number}")[1] == "DeploymentNotFound"
+
+
+def test_a_spec_that_a_laxer_schema_let_through_is_told_and_cured_by_an_edit(world, tools):
+    """Somebody installed the resource without its rules: the operator has its own, keeps what was in force, and needs no restart."""
+    cell(world)
+    world.wait_condition("KnobsApplied", "True", "Acknowledged")
+    policy = world.policy()
+    lax = tools.crd
+    del lax["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["bounds"]["properties"]["replicas"][
+        "x-kubernetes-validations"
+    ]
+    world.plane.kubectl("replace", "-f", "-", stdin=json.dumps(lax))
+    try:
+        world.wait(lambda: world.edit({"spec": {"bounds": {"replicas": {"min": 5, "max": 2}}}}), "the laxer schema is served")
+        message = world.wait_condition("Accepted", "False", "InvalidSpec")
+        assert "spec.bounds.replicas: min must be <= max, not 5 > 2" in message
+        assert world.condition("Ready")[:2] == ("False", "InvalidSpec")
+        assert world.condition("TargetResolved")[:2] == ("Unknown", "NotAccepted")
+        assert (world.policy(), world.scale()) == (policy, 1)
+        world.edit({"spec": {"bounds": {"replicas": {"min": 1, "max": 2}}}})
+        world.wait_condition("Ready", "True", "Enforcing")
+    finally:
+        world.plane.kubectl("replace", "-f", str(tools.path))
 
 
 def test_an_older_schema_is_refused_with_the_command_that_upgrades_it(world, tools):

@@ -2,13 +2,19 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
+import yaml
+from headway_core.contract import LABEL_RUNTIME, policy_config_map
 from headway_core.errors import SpecError
 from headway_core.slo import ServingSLO
 from kubernetes import client, config
+from rendering import one, render
 
 pytestmark = pytest.mark.cluster
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 
 BASE = {
     "apiVersion": "headway.dev/v1alpha1",
@@ -211,6 +217,20 @@ def test_defaults_are_what_the_parser_says_they_are(create):
         "scale_down_stabilization",
     ):
         assert getattr(plain, field) == getattr(filled, field), field
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_accepted_as_it_is_and_points_at_what_the_chart_makes(create, path):
+    """`helm install headway charts/headway`, then `kubectl apply -f examples/...`, with nothing to edit in between."""
+    document = yaml.safe_load(path.read_text())
+    assert isinstance(create(document), dict)
+    slo, release = ServingSLO.parse(document), render(release="headway")
+    labels = one(release, "Deployment", slo.target_name)["spec"]["template"]["metadata"]["labels"]
+    assert LABEL_RUNTIME in labels
+    selector = one(release, "Service", slo.service_name)["spec"]["selector"]
+    assert selector.items() <= labels.items()
+    assert one(release, "Service", slo.gateway_name)
+    assert one(release, "ConfigMap", policy_config_map(slo.gateway_name))
 
 
 def test_the_target_is_immutable_and_a_name_is_at_most_63_long(crd, namespace):

@@ -4,14 +4,15 @@ import signal
 import time
 
 import pytest
+from headway_core.contract import Mix
 
 pytestmark = pytest.mark.cluster
 
 
-def oracle(target, s=400.0, o=100.0, c=450.0, a=0.010, b=2e-4, e=1e-6, rho=0.8):
-    """(n*, p*, λ*) of the straight line that the scripted runtimes report, by the formula."""
+def oracle(target, s=400.0, o=100.0, c=450.0, a=0.010, b=2e-4, e=1e-6, rho=0.8, block=16):
+    """(n*, p*, λ*) of the straight line that the scripted runtimes report, by the formula; no budget is less than a KV block."""
     n = (target - a) / (b * s / (rho * o) + b + e * c)
-    return n, n * s / (rho * o), n / (o * target)
+    return n, max(block, n * s / (rho * o)), n / (o * target)
 
 
 def test_knobs_equal_the_oracle_and_then_there_is_silence(world):
@@ -21,6 +22,8 @@ def test_knobs_equal_the_oracle_and_then_there_is_silence(world):
     world.operator()
     world.wait_condition("Ready", "True", "Enforcing")
     world.wait_condition("KnobsApplied", "True", "Acknowledged")
+    first_words = next(entry for entry in world.changes(0) if entry.resource == "servingslos").body["status"]["conditions"]
+    assert ("MetricsAvailable", "Unknown", "FirstReading") in [(c["type"], c["status"], c["reason"]) for c in first_words]
     n, p, _ = oracle(0.050)
     status = world.status()
     assert abs(status["applied"]["maxNumSeqs"] - n) <= 1
@@ -51,6 +54,20 @@ def test_knobs_equal_the_oracle_and_then_there_is_silence(world):
     assert written.count(("patch", "configmaps")) == 1
     assert written.count(("patch", "pods")) == 3, "two runtimes and a gateway, touched once each"
     assert world.status()["observedGeneration"] == 2
+
+
+def test_a_mix_that_hardly_needs_prefill_keeps_a_block_of_budget(world):
+    """Prompts of sixty tokens, nearly all cached: six tokens an iteration would do, and a prompt that is not cached would crawl."""
+    world.build()
+    world.mix = Mix(500, 60.0, 56.0, 100.0, 110.0)
+    world.rate = 5.0
+    world.slo()
+    world.operator()
+    world.wait_condition("KnobsApplied", "True", "Acknowledged")
+    n, p, _ = oracle(0.050, s=4.0, c=110.0)
+    knobs = world.policy().knobs
+    assert abs(knobs.max_num_seqs - n) <= 1
+    assert knobs.prefill_token_budget == p == 16
 
 
 def test_a_restart_that_has_nothing_to_do_writes_nothing(world):
