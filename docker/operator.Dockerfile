@@ -5,7 +5,7 @@ COPY requirements/operator.txt /tmp/requirements.txt
 RUN pip install --no-cache-dir --require-hashes --target /app -r /tmp/requirements.txt
 COPY core/headway_core /app/headway_core
 COPY operator/headway_operator /app/headway_operator
-RUN python -m compileall -q /app
+RUN python -m compileall -q /app/headway_core /app/headway_operator
 
 FROM python:3.11-slim-bookworm
 LABEL org.opencontainers.image.title="headway operator" org.opencontainers.image.licenses="Apache-2.0"
