@@ -8,13 +8,16 @@ from collections.abc import Sequence
 
 from headway_core.errors import InvalidInput
 
-from headway_cli import bench, up, up_settings
+from headway_cli import bench, calibrate, plan, simulate, up, up_settings
 
 DESCRIPTION = """\
 Serve large language models so that TTFT and TPOT promises are kept.
 
-  headway up        serve a model on this machine
-  headway bench     measure an endpoint against its promise
+  headway up         serve a model on this machine
+  headway bench      measure an endpoint against its promise
+  headway simulate   try a promise on a trace before it meets traffic
+  headway plan       what the operator would set for a promise, and why
+  headway calibrate  measure how long a model's iterations take here
 """
 
 
@@ -22,14 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 fine, 1 it failed while running, 2 it was asked for something impossible."""
     parser = argparse.ArgumentParser(prog="headway", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    up_settings.add_parser(commands)
-    bench.add_parser(commands)
+    for command in (up_settings, bench, simulate, plan, calibrate):
+        command.add_parser(commands)
     given = parser.parse_args(arguments)
     try:
         if given.command == "up":
             return up.run(up_settings.check(given))
-        return bench.run(given)
-    except (InvalidInput, up_settings.UpError, bench.BenchError, ConnectionError) as error:
+        return {"bench": bench.run, "simulate": simulate.run, "plan": plan.run, "calibrate": calibrate.run}[given.command](given)
+    except (InvalidInput, ConnectionError) as error:
         print(f"headway {given.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from headway_core.slo import Objectives, PriorityClass, ServingSLO
-from headway_sim.synthetic import FAMILIES, synthetic
-from headway_sim.traces import TraceRequest, at_rate, read
+from headway_sim.traces import TraceRequest
 from rich.console import Console
 from rich.table import Table
 
@@ -23,6 +22,7 @@ from headway_cli.bench_figures import Figures, by_class, by_prompt_quartile, fig
 from headway_cli.bench_plot import page
 from headway_cli.load_generator import Planned, PromptWriter, Record, Target, first_model, learn_prompt_length, run_load
 from headway_cli.slo_file import DEFAULT, read_slo
+from headway_cli.trace_options import add_trace_options, choose_trace, parse_mix
 
 EPILOG = """\
 examples:
@@ -34,10 +34,6 @@ examples:
 Requests leave when the trace says so, whatever became of those before (open loop). Attainment is over all offered requests: shed
 and failed ones are misses. Lengths beyond the model's context are cut; --scale-lengths fits a trace to a small machine.
 """
-
-
-class BenchError(Exception):
-    """An argument that cannot be honoured."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,25 +52,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="environment variable with the key (default: %(default)s)"
     )
     load = parser.add_argument_group("load")
-    load.add_argument(
-        "--trace",
-        default="conv",
-        metavar="NAME|FILE",
-        help=f"{', '.join(FAMILIES)} (synthetic, same statistics as published), a .csv or a .jsonl (default: %(default)s)",
-    )
-    load.add_argument(
-        "--requests", type=int, default=200, metavar="N", help="how many of the trace (default: %(default)s; 0: all of a file)"
-    )
+    add_trace_options(load, requests=200)
     pace = load.add_mutually_exclusive_group()
     pace.add_argument("--speed", type=float, default=1.0, metavar="X", help="2 halves all gaps (default: %(default)s)")
     pace.add_argument("--rate", type=float, metavar="R", help="requests per second on average, instead of --speed")
-    load.add_argument(
-        "--scale-lengths", type=float, default=1.0, metavar="X", help="multiply prompt and output lengths (default: %(default)s)"
-    )
     load.add_argument("--max-prompt-tokens", type=int, metavar="N", help="cut prompts to this (default: what the model's context leaves)")
     load.add_argument("--max-output-tokens", type=int, metavar="N", help="cut outputs to this")
     load.add_argument("--ignore-eos", action="store_true", help="ask for exactly the trace's output lengths (not every endpoint knows it)")
-    load.add_argument("--seed", type=int, default=0, help="of the synthetic trace and the class of each request (default: %(default)s)")
     promise = parser.add_argument_group("promise")
     promise.add_argument(
         "--slo", type=Path, default=DEFAULT, metavar="FILE", help="the ServingSLO to judge by (default: that of `headway up`)"
@@ -93,10 +77,10 @@ def run(given: argparse.Namespace) -> int:
     """Runs the benchmark; 0 when every request was answered or shed, 1 when some failed.
 
     Raises:
-        BenchError, headway_core.errors.InvalidInput, ConnectionError: with a sentence for the person at the terminal.
+        InvalidInput, ConnectionError: with a sentence for the person at the terminal.
     """
     slo = read_slo(given.slo)
-    shares = parse_mix(given.mix, slo)
+    shares = parse_mix(given.mix, slo.classes, slo.default_class)
     trace = choose_trace(given)
     return asyncio.run(_run(given, slo, shares, trace))
 
@@ -130,44 +114,6 @@ async def _run(given: argparse.Namespace, slo: ServingSLO, shares: Mapping[str, 
     return 1 if groups["all"].failed else 0
 
 
-def choose_trace(given: argparse.Namespace) -> list[TraceRequest]:
-    """The requests to replay, at the asked pace."""
-    if given.requests < 0 or given.requests == 1:
-        raise BenchError(f"--requests must be at least 2, or 0 for a whole file, not {given.requests}")
-    if not given.speed > 0 or (given.rate is not None and not given.rate > 0) or not given.scale_lengths > 0:
-        raise BenchError("--speed, --rate and --scale-lengths must be positive")
-    if given.trace in FAMILIES:
-        trace = synthetic(given.trace, given.requests or 200, given.seed)
-    else:
-        path = Path(given.trace)
-        if not path.is_file():
-            raise BenchError(f"--trace {given.trace}: no such file, and no synthetic trace of that name ({', '.join(FAMILIES)})")
-        trace = read(path)
-        trace = trace[: given.requests] if given.requests else trace
-    if given.rate is not None:
-        return at_rate(trace, given.rate)
-    return [dataclasses.replace(request, at=request.at / given.speed) for request in trace]
-
-
-def parse_mix(text: str | None, slo: ServingSLO) -> dict[str, float]:
-    """Class → share of the requests; everything to the default class when nothing is said. Raises BenchError."""
-    if text is None:
-        return {slo.default_class: 1.0}
-    known = {each.name for each in slo.classes}
-    shares: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, share = part.partition("=")
-        try:
-            shares[name] = float(share)
-        except ValueError:
-            raise BenchError(f"--mix takes CLASS=SHARE,..., not {part!r}") from None
-        if name not in known or not shares[name] >= 0:
-            raise BenchError(f"--mix {part!r}: the SLO has the classes {', '.join(sorted(known))}, and a share is not negative")
-    if not sum(shares.values()) > 0:
-        raise BenchError("--mix needs a positive share")
-    return shares
-
-
 def plan(
     trace: Sequence[TraceRequest],
     given: argparse.Namespace,
@@ -180,9 +126,8 @@ def plan(
     names, weights = list(shares), list(shares.values())
     planned = []
     for request in trace:
-        output = max(1, round(request.output_tokens * given.scale_lengths))
+        output, prompt = request.output_tokens, request.prompt_tokens
         output = min(output, given.max_output_tokens or output, (context or output * 2) // 2)
-        prompt = max(1, round(request.prompt_tokens * given.scale_lengths))
         # Prompt lengths are met to a few per cent, so a twentieth of the context stays free.
         room = int(context * 0.95) - output if context else prompt
         prompt = max(1, min(prompt, given.max_prompt_tokens or prompt, room))

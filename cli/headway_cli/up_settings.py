@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway_core.contract import SERVING_PORT
+from headway_core.errors import InvalidInput
 from headway_core.slo import ServingSLO
 from headway_runtime.settings import find_model
 
@@ -24,10 +25,6 @@ examples:
 
 The promise is a ServingSLO, the same YAML that Kubernetes takes. See what it keeps at http://127.0.0.1:8000/ while it runs.
 """
-
-
-class UpError(Exception):
-    """A set-up that cannot work; the message says what would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +81,22 @@ def check(given: argparse.Namespace) -> UpSettings:
     """The settings, or the first thing that would not work.
 
     Raises:
-        UpError, headway_core.errors.InvalidInput: with a sentence for the person at the terminal.
+        InvalidInput: with a sentence for the person at the terminal.
     """
     if given.replicas < 1:
-        raise UpError(f"--replicas must be at least 1, not {given.replicas}")
+        raise InvalidInput(f"--replicas must be at least 1, not {given.replicas}")
     if not 1 <= given.port <= 65535:
-        raise UpError(f"--port must be from 1 to 65535, not {given.port}")
+        raise InvalidInput(f"--port must be from 1 to 65535, not {given.port}")
     if given.drain_seconds < 0:
-        raise UpError(f"--drain-seconds must not be negative, not {given.drain_seconds:g}")
+        raise InvalidInput(f"--drain-seconds must not be negative, not {given.drain_seconds:g}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = given.threads if given.threads is not None else max(1, (cores - 1) // given.replicas)
     if threads < 1:
-        raise UpError(f"--threads must be at least 1, not {threads}")
+        raise InvalidInput(f"--threads must be at least 1, not {threads}")
     slo = read_slo(given.slo)
     model = find_model(given.model)
     if not port_is_free(given.host, given.port):
-        raise UpError(f"port {given.port} on {given.host} is taken: stop what listens there, or choose another with --port")
+        raise InvalidInput(f"port {given.port} on {given.host} is taken: stop what listens there, or choose another with --port")
     return UpSettings(
         model=model,
         replicas=given.replicas,

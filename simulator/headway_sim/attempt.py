@@ -82,6 +82,14 @@ class Attempt:
         return ttft is not None and (objective is None or ttft <= objective.limit(self.request.prompt_tokens) + 1e-9)
 
     @property
+    def tpot_kept(self) -> bool | None:
+        """Its tokens came at the promised pace; None when none was promised, or the answer is one token, which has no pace."""
+        objective = self.slo.objectives.tpot
+        if objective is None or self.request.output_tokens < 2:
+            return None
+        return self.tpot is not None and self.tpot <= objective.target + 1e-9
+
+    @property
     def good(self) -> bool:
         """Every token came, and in time: what goodput counts."""
         return self.finished and self.tokens_in_time

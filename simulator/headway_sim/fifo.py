@@ -31,6 +31,8 @@ class FifoConfig:
 
     load: float
     rule: Rule = Rule.MOORE
+    target: float | None = None
+    """Seconds that each request may take to the end of its work; None: `TARGET_OVER_WORK` times the mean work."""
     size_error: float = 0.0
     """Prompt lengths are known to ± this fraction, uniformly."""
     margin: float | None = 0.0
@@ -68,7 +70,7 @@ class FifoResult:
 
 
 def works(trace: Sequence[TraceRequest], load: float) -> tuple[list[float], float]:
-    """Seconds of work of each request at this load, and the target."""
+    """Seconds of work of each request at this load, and the usual target."""
     span = trace[-1].at - trace[0].at
     tokens = sum(request.prompt_tokens for request in trace)
     rate = tokens / (load * span)
@@ -84,7 +86,8 @@ class _Fifo:
     def __init__(self, trace: Sequence[TraceRequest], config: FifoConfig) -> None:
         self.trace = trace
         self.config = config
-        self.works, self.target = works(trace, config.load)
+        self.works, usual = works(trace, config.load)
+        self.target = config.target if config.target is not None else usual
         self.rate = trace[0].prompt_tokens / self.works[0]
         self.slo = (PriorityClass("default", 0, Objectives(ttft=TtftObjective(self.target))),)
         self.controller = AdmissionController(config.rule, margin=config.margin, by_tokens=config.by_tokens, seed=config.seed)

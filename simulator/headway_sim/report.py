@@ -22,8 +22,12 @@ class Figures:
     offered: int
     admitted: int
     shed: dict[str, int]
+    unschedulable: int
+    """Requests that no KV pool of these replicas can ever hold."""
     ttft_attainment: float | None
     """Share whose first token came in time."""
+    tpot_attainment: float | None
+    """Share that kept TPOT, of those that were promised one, answers of a single token apart."""
     good_share: float | None
     """Share for which every token came by arrival + TTFT + i·TPOT + grace."""
     goodput: float
@@ -32,8 +36,12 @@ class Figures:
     """Share of the admitted whose first token came in time."""
     ttft_p50: float | None
     ttft_p95: float | None
+    ttft_p99: float | None
     tpot_mean: float | None
     """Mean over requests of (last - first token) / (n - 1)."""
+    tpot_p50: float | None
+    tpot_p95: float | None
+    tpot_p99: float | None
     itl_p99: float | None
 
     @classmethod
@@ -54,13 +62,19 @@ class Figures:
             offered=len(attempts),
             admitted=len(admitted),
             shed=shed,
+            unschedulable=sum(attempt.unschedulable for attempt in attempts),
             ttft_attainment=_share(attempt.ttft_kept for attempt in attempts),
+            tpot_attainment=_share(kept for attempt in attempts if (kept := attempt.tpot_kept) is not None),
             good_share=_share(attempt.good for attempt in attempts),
             goodput=good / seconds if seconds else 0.0,
             slo_met=_share(attempt.ttft_kept for attempt in admitted),
             ttft_p50=_quantile(ttfts, 0.5),
             ttft_p95=_quantile(ttfts, 0.95),
+            ttft_p99=_quantile(ttfts, 0.99),
             tpot_mean=fmean(tpots) if tpots else None,
+            tpot_p50=_quantile(tpots, 0.5),
+            tpot_p95=_quantile(tpots, 0.95),
+            tpot_p99=_quantile(tpots, 0.99),
             itl_p99=gaps.quantile(0.99),
         )
 

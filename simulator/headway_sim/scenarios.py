@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from headway_core.admission import QueueLimits, Rule
+from headway_core.errors import InvalidInput
 
 from headway_sim.attempt import Attempt
 from headway_sim.simulation import Run, SimulationConfig, simulate
@@ -16,19 +17,39 @@ from headway_sim.traces import TraceRequest, at_rate
 UNBOUNDED = QueueLimits(requests=1 << 30, bytes=1 << 50, seconds=1e9)
 """For the open door: whoever comes waits until served."""
 
+_MOST_IN_A_FLOOD = 200_000
+"""Requests; more are not tried."""
+
 
 def capacity(lengths: Sequence[TraceRequest], config: SimulationConfig, seconds: float = 20.0) -> float:
     """Prompt tokens per second that these replicas get through when more waits than they can serve, decodes of the same requests beside.
 
-    The first third is left out: slots fill before answers start to end. `lengths` must hold more work than fits into `seconds`.
+    The first third is left out: slots fill before answers start to end. `lengths` are repeated, without the heads that they share, until
+    they hold more work than fits into `seconds`.
+
+    Raises:
+        InvalidInput: no request fits into the replicas' KV pools, or no flood is too much for them.
     """
-    flood = at_rate(lengths, 10 * len(lengths) / seconds)
-    ends = []
-    for until in (seconds / 3, seconds):
-        last = flood[-1].at
-        run = simulate(flood, replace(config, rule=Rule.OPEN, queue=UNBOUNDED, retries=0, slowdowns=(), drain=until - last))
-        ends.append((run.prefilled_tokens + run.cached_tokens, run.seconds))
-    return (ends[1][0] - ends[0][0]) / (ends[1][1] - ends[0][1])
+    requests = list(lengths)
+    while True:
+        flood = at_rate(requests, 10 * len(requests) / seconds)
+        whole = _flooded(flood, config, seconds)
+        if any(attempt.first_token_at is None and not attempt.unschedulable for attempt in whole.attempts):
+            break
+        if all(attempt.unschedulable for attempt in whole.attempts):
+            raise InvalidInput("no request of this trace fits into a replica's KV pool: give it more room, or shorten the requests")
+        if len(requests) > _MOST_IN_A_FLOOD:
+            raise InvalidInput(f"{len(requests)} requests in {seconds:.0f} s are no load for these replicas: check their step time")
+        requests += [replace(one, prefix=()) for one in requests]
+    begun = _flooded(flood, config, seconds / 3)
+    served = whole.prefilled_tokens + whole.cached_tokens - begun.prefilled_tokens - begun.cached_tokens
+    return served / (whole.seconds - begun.seconds)
+
+
+def _flooded(flood: Sequence[TraceRequest], config: SimulationConfig, until: float) -> Run:
+    """The flood through an open door, to the instant `until`."""
+    drain = until - flood[-1].at
+    return simulate(flood, replace(config, rule=Rule.OPEN, queue=UNBOUNDED, retries=0, slowdowns=(), drain=drain))
 
 
 def alternating(lengths: Sequence[TraceRequest], rates: tuple[float, ...], period: float, cycles: int, seed: int = 0) -> list[TraceRequest]:

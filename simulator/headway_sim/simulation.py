@@ -83,14 +83,19 @@ class Run:
     """Share of the time in which each replica computed."""
 
 
-def simulate(trace: Sequence[TraceRequest], config: SimulationConfig = SimulationConfig()) -> Run:
-    """Runs the trace; the same arguments give the same run."""
-    return _Simulation(trace, config).run()
+def simulate(
+    trace: Sequence[TraceRequest], config: SimulationConfig = SimulationConfig(), progress: Callable[[float], None] | None = None
+) -> Run:
+    """Runs the trace; the same arguments give the same run. `progress` hears the share of its requests that have come, as they come."""
+    return _Simulation(trace, config, progress).run()
 
 
 class _Simulation:
-    def __init__(self, trace: Sequence[TraceRequest], config: SimulationConfig) -> None:
+    def __init__(self, trace: Sequence[TraceRequest], config: SimulationConfig, progress: Callable[[float], None] | None) -> None:
         self.config = config
+        self._progress = progress
+        self._offered = len(trace)
+        self._come_so_far = 0
         self.rng = random.Random(config.seed)
         self.door = Door(
             config.classes,
@@ -144,6 +149,9 @@ class _Simulation:
     # ------------------------------------------------------------ clients and gateway
 
     def _come(self, request: TraceRequest, slo: PriorityClass, quartile: int, now: float) -> None:
+        self._come_so_far += 1
+        if self._progress is not None:
+            self._progress(self._come_so_far / self._offered)
         self._arrive(Attempt(-1, request, slo, now, quartile))
 
     def _arrive(self, attempt: Attempt) -> None:

@@ -6,6 +6,8 @@ from headway_cli.bench_figures import figures
 from headway_cli.bench_plot import page
 from headway_cli.load_generator import Planned, Record
 from headway_cli.slo_file import DEFAULT, read_slo
+from headway_cli.trace_options import choose_trace, parse_mix
+from headway_core.errors import InvalidInput
 
 SLO = read_slo(DEFAULT)
 CLASSES = {known.name: known for known in SLO.classes}
@@ -19,20 +21,20 @@ def arguments(*words):
 
 def test_lengths_are_cut_to_the_context_and_classes_drawn_by_their_share():
     given = arguments("--requests", "400", "--mix", "interactive=0.75,batch=0.25")
-    planned = bench.plan(bench.choose_trace(given), given, 512, CLASSES, bench.parse_mix(given.mix, SLO))
+    planned = bench.plan(choose_trace(given), given, 512, CLASSES, parse_mix(given.mix, SLO.classes, SLO.default_class))
     assert len(planned) == 400
     assert all(request.prompt_tokens + request.output_tokens <= 512 for request in planned)
     assert max(request.output_tokens for request in planned) == 256
     share = sum(request.class_name == "batch" for request in planned) / 400
     assert 0.18 < share < 0.32
     assert {request.service_tier for request in planned} == {"auto", "flex"}
-    assert planned == bench.plan(bench.choose_trace(given), given, 512, CLASSES, bench.parse_mix(given.mix, SLO)), "seeded"
+    assert planned == bench.plan(choose_trace(given), given, 512, CLASSES, parse_mix(given.mix, SLO.classes, SLO.default_class)), "seeded"
 
 
 def test_pace_is_a_speed_or_a_rate():
-    slow, fast = (bench.choose_trace(arguments("--speed", speed)) for speed in ("1", "4"))
+    slow, fast = (choose_trace(arguments("--speed", speed)) for speed in ("1", "4"))
     assert slow[-1].at == pytest.approx(4 * fast[-1].at)
-    timed = bench.choose_trace(arguments("--rate", "7", "--requests", "300"))
+    timed = choose_trace(arguments("--rate", "7", "--requests", "300"))
     assert len(timed) / timed[-1].at == pytest.approx(7, rel=0.01)
 
 
@@ -46,14 +48,14 @@ def test_pace_is_a_speed_or_a_rate():
     ],
 )
 def test_what_cannot_be_replayed_is_refused_in_words(words, message):
-    with pytest.raises(bench.BenchError, match=message):
-        bench.choose_trace(arguments(*words))
+    with pytest.raises(InvalidInput, match=message):
+        choose_trace(arguments(*words))
 
 
 @pytest.mark.parametrize("mix", ["nobody=1", "batch", "batch=x", "batch=-1", "batch=0", "batch=nan"])
 def test_a_mix_names_known_classes_and_positive_shares(mix):
-    with pytest.raises(bench.BenchError):
-        bench.parse_mix(mix, SLO)
+    with pytest.raises(InvalidInput):
+        parse_mix(mix, SLO.classes, SLO.default_class)
 
 
 def test_the_page_stands_alone_and_escapes_names():

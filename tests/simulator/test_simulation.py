@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from headway_core.admission import Rule
+from headway_core.errors import InvalidInput
 from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
 from headway_sim.replica import ACCELERATOR, ReplicaConfig
 from headway_sim.report import SimulationReport
@@ -67,6 +68,42 @@ def test_the_rules_rank_before_replicas_as_they_do_before_one_server() -> None:
     assert abs(moore.error_admitted.median or 9) < 0.2
     assert json.loads(json.dumps(moore.as_dict()))["total"]["offered"] == len(trace)
     assert any("prompts Q4" in line for line in moore.lines())
+
+
+def test_what_replicas_get_through_does_not_depend_on_how_long_the_trace_is() -> None:
+    lengths = [TraceRequest(at, 1000, 10) for at in range(400)]
+    config = SimulationConfig(classes=(CLASS,), replica=REPLICA)
+    tokens = capacity(lengths, config)
+    assert capacity(lengths[:5], config) == pytest.approx(tokens, rel=0.02), "repeated until there is too much of it"
+    assert capacity(lengths, replace(config, replicas=2)) == pytest.approx(2 * tokens, rel=0.05)
+
+
+def test_a_trace_that_fits_no_replica_has_no_capacity_and_says_so() -> None:
+    config = SimulationConfig(classes=(CLASS,), replica=replace(REPLICA, num_blocks=8))
+    with pytest.raises(InvalidInput, match="fits into a replica's KV pool"):
+        capacity([TraceRequest(0.0, 1000, 10), TraceRequest(1.0, 2000, 10)], config)
+
+
+def test_progress_rises_to_the_whole() -> None:
+    heard: list[float] = []
+    simulate(at_rate(short_answers(40, seed=1), 10.0), SimulationConfig(classes=(CLASS,), replica=REPLICA), heard.append)
+    assert heard == sorted(heard)
+    assert (len(heard), heard[-1]) == (40, 1.0)
+
+
+def test_tpot_is_judged_where_it_is_promised_and_there_is_a_pace() -> None:
+    trace = [TraceRequest(0.0, 100, 1), TraceRequest(0.1, 100, 20), TraceRequest(0.2, 100, 20)]
+    run = simulate(trace, SimulationConfig(replica=REPLICA))
+    assert [one.tpot_kept for one in run.attempts] == [None, True, True]
+    figures = SimulationReport.of(run).total
+    assert figures.tpot_attainment == 1.0
+    assert figures.tpot_p50 is not None
+    assert figures.tpot_p99 is not None
+    assert 0 < figures.tpot_p50 <= figures.tpot_p99 < 0.05
+    strict = SimulationConfig(classes=(PriorityClass("default", 0, Objectives(TtftObjective(2.0), TpotObjective(0.001))),), replica=REPLICA)
+    assert SimulationReport.of(simulate(trace, strict)).total.tpot_attainment == 0.0
+    unpromised = SimulationConfig(classes=(CLASS,), replica=REPLICA)
+    assert SimulationReport.of(simulate(trace, unpromised)).total.tpot_attainment is None
 
 
 def test_the_same_run_twice_is_the_same_run() -> None:

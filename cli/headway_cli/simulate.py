@@ -1,0 +1,180 @@
+"""`headway simulate`: a promise and a load tried on replicas under a virtual clock, by every rule of the door, before they meet traffic."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from headway_core.admission import Rule
+from headway_core.contract import RuntimeReport
+from headway_core.errors import InvalidInput
+from headway_core.slo import PriorityClass
+from headway_sim.replica import ACCELERATOR, POLICIES
+from headway_sim.simulation import DEFAULT_CLASS, SimulationConfig
+from headway_sim.traces import mean_rate
+from rich.console import Console
+
+from headway_cli import trial, trial_figures
+from headway_cli.observed import SOURCES, observe
+from headway_cli.promise_text import promise
+from headway_cli.replica_options import add_replica_options, check_replica_options, on_paper, parse_coefficients, with_limits
+from headway_cli.result_file import check_result_file
+from headway_cli.slo_file import read_slo
+from headway_cli.trace_options import add_trace_options, choose_trace, parse_mix
+
+EPILOG = """\
+examples:
+  headway simulate                                         500 requests like Azure's conversations, at 0.9 of what a replica carries
+  headway simulate --trace code --rho 1.2 --replicas 2     overload: who is turned away, and what is kept for the others
+  headway simulate --slo my-slo.yaml --mix interactive=0.8,batch=0.2 --trace AzureLLMInferenceTrace_conv.csv --requests 0 --rate 20
+  headway calibrate --json replica.json && headway simulate --from replica.json --scale-lengths 0.25
+  headway simulate --coefficients 0.03,0.0005,0.002,0.00001 --scale-lengths 0.1
+
+The door and the schedulers are those that serve; only the clock and the forward pass are made up, so a run is repeatable and tells what a
+policy does, not how fast this machine is. Shares are over all offered requests: shed ones are misses. The replica, unless it is named, is
+computed: an 8-billion-parameter model on one accelerator.
+"""
+
+_ACCELERATOR_KV_TOKENS = 1 << 18
+"""What fits beside the default replica's weights, as computed as they are."""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `simulate` to the command line."""
+    parser = commands.add_parser(
+        "simulate",
+        help="try a promise on a trace under a virtual clock: what is kept, by which rule of the door",
+        description="Replay a trace through the real door and the real schedulers under a virtual clock, and say what is kept.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    load = parser.add_argument_group("load")
+    add_trace_options(load, requests=500)
+    pace = load.add_mutually_exclusive_group()
+    pace.add_argument(
+        "--rho", type=float, metavar="R", help="load as a share of what the replicas get through (default: 0.9; above 1 is overload)"
+    )
+    pace.add_argument("--rate", type=float, metavar="R", help="requests per second on average, instead of --rho")
+    pace.add_argument("--speed", type=float, metavar="X", help="the trace's own pace, times X, instead of --rho")
+    policy = parser.add_argument_group("policy")
+    policy.add_argument("--slo", type=Path, metavar="FILE", help=f"the ServingSLO to keep (default: {promise(DEFAULT_CLASS)})")
+    policy.add_argument("--mix", metavar="CLASS=SHARE,...", help="classes of the requests (default: all of the default class)")
+    policy.add_argument(
+        "--rule", choices=[rule.value for rule in Rule], default=Rule.MOORE.value, help="of the door (default: %(default)s)"
+    )
+    policy.add_argument(
+        "--beside",
+        default=",".join(rule.value for rule in Rule),
+        metavar="RULE,...",
+        help="rules to show beside it, or none (default: all of them)",
+    )
+    policy.add_argument(
+        "--size-error", type=float, default=0.0, metavar="X", help="the door knows prompt lengths to ± this share (default: 0)"
+    )
+    policy.add_argument("--scheduling-policy", choices=POLICIES, default="priority", help="who is next in a replica (default: %(default)s)")
+    add_replica_options(parser, SOURCES)
+    parser.add_argument("--replicas", type=int, default=1, metavar="N", help="how many of them (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Simulates and prints.
+
+    Raises:
+        InvalidInput: with a sentence for the person at the terminal.
+    """
+    rules = check(given)
+    classes: tuple[PriorityClass, ...] = (DEFAULT_CLASS,)
+    default_class = DEFAULT_CLASS.name
+    if given.slo:
+        slo = read_slo(given.slo)
+        classes, default_class = slo.classes, slo.default_class
+    shares = parse_mix(given.mix, classes, default_class)
+    trace = choose_trace(given)
+    replica, knobs = trial.configured(_replica(given), trace, classes, given.scheduling_policy)
+    config = SimulationConfig(
+        classes=classes,
+        mix=tuple(shares.get(known.name, 0.0) for known in classes),
+        replicas=given.replicas,
+        replica=replica,
+        size_error=given.size_error,
+        seed=given.seed,
+    )
+    own_pace = given.rate is not None or given.speed is not None
+    found = trial.run(config, trace, None if own_pace else given.rho, rules, _Progress())
+    # Into a file or a pipe the rows stay whole.
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 180)
+    for line in _head(found, knobs):
+        console.print(line)
+    console.print(trial_figures.table(found))
+    for line in trial_figures.remarks(found):
+        console.print(line)
+    if found.one_server is not None:
+        console.print("", trial_figures.optimum_table(found.one_server))
+    if given.json:
+        given.json.write_text(json.dumps(trial_figures.document(found), indent=1))
+    return 0
+
+
+def check(given: argparse.Namespace) -> list[Rule]:
+    """The rules to try, the chosen one first. Raises InvalidInput for what no simulation can do."""
+    check_replica_options(given)
+    check_result_file(given.json, "--json")
+    if given.replicas < 1:
+        raise InvalidInput(f"--replicas must be at least 1, not {given.replicas}")
+    if given.rho is None:
+        given.rho = 0.9
+    if not 0 < given.rho < float("inf"):
+        raise InvalidInput(f"--rho must be positive, not {given.rho:g}")
+    if not 0 <= given.size_error < 1:
+        raise InvalidInput(f"--size-error must be from 0 to below 1, not {given.size_error:g}")
+    names = [] if given.beside == "none" else given.beside.split(",")
+    known = {rule.value: rule for rule in Rule}
+    for name in names:
+        if name not in known:
+            raise InvalidInput(f"--beside {name!r}: the rules are {', '.join(known)}; or none")
+    return list(dict.fromkeys(known[name] for name in (given.rule, *names)))
+
+
+def _replica(given: argparse.Namespace) -> RuntimeReport:
+    """The replica to simulate: all of them are alike, so the first that was found."""
+    if given.coefficients:
+        return with_limits(on_paper(parse_coefficients(given.coefficients)), given)
+    if given.sources:
+        seen = observe(given.sources, None, window=0.0, watch=0.0, say=print)
+        return with_limits(next(iter(seen.replicas.values())), given)
+    return with_limits(on_paper(ACCELERATOR, _ACCELERATOR_KV_TOKENS), given)
+
+
+def _head(found: trial.Trial, knobs: str) -> list[str]:
+    replica = found.config.replica
+    promises = "; ".join(promise(known) for known, share in zip(found.config.classes, found.config.mix, strict=True) if share > 0)
+    return [
+        f"promise: {promises}",
+        f"replicas: {found.config.replicas}, max_num_seqs {replica.max_num_seqs}, "
+        f"prefill token budget {replica.prefill_token_budget} ({knobs})",
+        f"load: {len(found.trace)} requests in {found.trace[-1].at:.0f} s, {mean_rate(found.trace):.3g} a second, "
+        f"ρ {found.rho:.2f} of the {found.capacity:.0f} prompt tokens a second that the replicas get through",
+        "",
+    ]
+
+
+class _Progress:
+    """What is being simulated, on standard error: rewritten in place on a terminal, a line for each rule elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._said = ""
+        self._at = 0.0
+
+    def __call__(self, what: str, share: float) -> None:
+        now = time.monotonic()
+        if self._console.is_terminal and (now - self._at > 0.2 or what != self._said):
+            self._console.print(f"simulating: {what} {share:.0%}".ljust(60), end="\r")
+            self._at = now
+        elif what != self._said:
+            self._console.print(f"simulating: {what}")
+        self._said = what
