@@ -209,14 +209,12 @@ def _iteration(question: Question, load: Workload | None, capacity: ReplicaCapac
     model = next((report.step_time for report in question.replicas if report.step_time is not None), None)
     if model is None or load is None:
         return []
-    whole = step_seconds(model, load, capacity.budget, capacity.sequences)
     decodes = step_seconds(model, load, 0.0, capacity.sequences)
     context = model.per_context_token * capacity.sequences * load.context
-    sequences = decodes - context - model.base
     return [
-        f"a full iteration takes {say(whole)}: {say(model.base)} whatever it carries, {say(sequences)} for "
-        f"{capacity.sequences:.3g} sequences, {say(context)} for their context, "
-        f"{say(whole - decodes)} for {capacity.budget:.0f} prefill tokens"
+        f"a full iteration takes {say(capacity.iteration)}: {say(model.base)} whatever it carries, "
+        f"{say(decodes - context - model.base)} for its sequences, {say(context)} for their context, "
+        f"{say(max(0.0, capacity.iteration - decodes))} for prefill"
     ]
 
 

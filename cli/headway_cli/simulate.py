@@ -60,7 +60,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     pace.add_argument("--rate", type=float, metavar="R", help="requests per second on average, instead of --rho")
     pace.add_argument("--speed", type=float, metavar="X", help="the trace's own pace, times X, instead of --rho")
     policy = parser.add_argument_group("policy")
-    policy.add_argument("--slo", type=Path, metavar="FILE", help=f"the ServingSLO to keep (default: {promise(DEFAULT_CLASS)})")
+    policy.add_argument("--slo", type=Path, metavar="FILE", help="the ServingSLO to keep (default: TTFT 2 s, TPOT 50 ms)")
     policy.add_argument("--mix", metavar="CLASS=SHARE,...", help="classes of the requests (default: all of the default class)")
     policy.add_argument(
         "--rule", choices=[rule.value for rule in Rule], default=Rule.MOORE.value, help="of the door (default: %(default)s)"
