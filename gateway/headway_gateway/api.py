@@ -76,7 +76,7 @@ def parse(endpoint: Endpoint, body: bytes) -> Asked:
 
 def _document(body: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+        document = _DECODER.decode(body.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise RequestError(f"the body must be UTF-8, and byte {error.start} is not", code="invalid_json") from None
     except RecursionError:
@@ -90,6 +90,10 @@ def _document(body: bytes) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+"""Made once: for each request it would cost more than most bodies do."""
 
 
 def _max_tokens(document: dict[str, Any], endpoint: Endpoint) -> int | None:

@@ -1,7 +1,7 @@
 """The composition root: every part made once, from `Settings`, and the two FastAPI applications in front of them.
 
-Nothing here decides anything and nothing is global: a test builds a second gateway beside the first. The completion routes are raw ASGI
-routes inside the FastAPI application, because a framework's response object costs more per token than relaying it.
+Nothing here decides anything and nothing is global: a test builds a second gateway beside the first. Completion requests are raw ASGI and
+go past FastAPI: its middleware would cost each of them more than the decision at the door does. FastAPI has everything else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from headway_core import contract
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
 
 from headway_gateway import answers, openapi, status_page
 from headway_gateway.answers import Answer, Refused
@@ -36,7 +35,7 @@ from headway_gateway.upstream import Upstream
 
 
 class Gateway:
-    """One gateway, put together. Make it inside a running event loop; `serving` and `control` are its two applications."""
+    """One gateway, put together. Make it inside a running event loop; `front` and `control` are what its two ports serve."""
 
     def __init__(self, settings: Settings) -> None:
         loop = asyncio.get_running_loop()
@@ -54,6 +53,7 @@ class Gateway:
         self.connections: Collection[ClientConnection] = ()
         """Of clients, on the serving port; set by whoever listens there."""
         self.serving = serving_app(self)
+        self.front = Front(self.pipeline, self.serving)
         self.control = control_app(self)
 
     def _ring(self) -> KeyRing | None:
@@ -79,23 +79,29 @@ class Gateway:
             await self.upstream.close()
 
 
-class CompletionRoute:
-    """One completion route as a raw ASGI application."""
+class Front:
+    """What clients reach: completion requests go straight to the pipeline, everything else to the FastAPI application."""
 
-    def __init__(self, pipeline: Pipeline, endpoint: Endpoint) -> None:
+    def __init__(self, pipeline: Pipeline, others: FastAPI) -> None:
         self._pipeline = pipeline
-        self._endpoint = endpoint
+        self._others = others
+        # A slash at the end is served too: the redirect that frameworks answer is one that no SDK follows with a body.
+        self._endpoints = {endpoint.value + end: endpoint for endpoint in Endpoint for end in ("", "/")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        await self._pipeline.handle(scope, receive, send, self._endpoint)
+        endpoint = self._endpoints.get(scope["path"])
+        if endpoint is None:
+            await self._others(scope, receive, send)
+        elif scope["method"] == "POST":
+            await self._pipeline.handle(scope, receive, send, endpoint)
+        else:
+            await _response(Answer(405, "Method Not Allowed", headers={"allow": "POST"}))(scope, receive, send)
 
 
 def serving_app(gateway: Gateway) -> FastAPI:
-    """What clients see."""
+    """What clients see beside the two completion routes, which are documented here and served by `Front`."""
     app = _app(gateway, "Headway gateway")
-    # First in the list: routes are tried in order, and these are the ones that are asked for.
-    app.router.routes[:0] = [Route(endpoint.value, CompletionRoute(gateway.pipeline, endpoint), methods=["POST"]) for endpoint in Endpoint]
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]  # FastAPI documents this way of extending it
 
     @app.get("/v1/models", responses=openapi.ERRORS)
@@ -107,8 +113,10 @@ def serving_app(gateway: Gateway) -> FastAPI:
 
     @app.get("/v1/models/{name:path}", responses={**openapi.ERRORS, 404: openapi.NOT_FOUND})
     async def model(request: Request, name: str) -> Response:
-        """One of them."""
+        """One of them; all when no name follows the slash."""
         known = gateway.pools.models()
+        if not name:
+            return await models(request)
         if name not in known:
             return _refusal(gateway, request) or _response(answers.unknown_model(name, sorted(known)))
         return _refusal(gateway, request) or JSONResponse(_model(name))
@@ -150,7 +158,7 @@ def control_app(gateway: Gateway) -> FastAPI:
 
 
 def _app(gateway: Gateway, title: str) -> FastAPI:
-    app = FastAPI(title=title, docs_url=None, redoc_url=None)
+    app = FastAPI(title=title, docs_url=None, redoc_url=None, redirect_slashes=False)
 
     @app.get(contract.PATH_HEALTH)
     async def health() -> dict[str, str]:

@@ -1,11 +1,14 @@
 """uvicorn's HTTP protocol with what it lacks: limits on the head of a request, offers of another protocol passed over, and clients that
-leave while more than one of their requests is under way."""
+leave while more than one of their requests is under way, answers in HTTP/1.0."""
 
 from __future__ import annotations
 
 from asyncio import TimerHandle, Transport
+from collections.abc import Callable
 
 import httptools
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headway_gateway.exchange import CONNECTION
@@ -28,10 +31,27 @@ class ClientConnection(HttpToolsProtocol):
     """The parser reads a head that was read before."""
     _cycles: tuple[RequestResponseCycle, ...] = ()
     """Requests whose answers are not complete."""
+    _lost: Callable[[], None] | None = None
+
+    def watch(self, lost: Callable[[], None] | None) -> None:
+        """See `exchange.Connection`."""
+        self._lost = lost
+        if lost is None:
+            return
+        if self.transport.is_closing():
+            lost()
+        # Leaving is noticed by reading.
+        self.flow.resume_reading()
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # uvicorn narrows it the same way
-        """A connection that sends nothing is closed like one that is idle."""
-        super().connection_made(transport)
+        """A connection that sends nothing is closed like one that is idle.
+
+        Its addresses are not looked up, as the server would: nobody here asks for them, and they cost more than a decision at the door.
+        """
+        self.connections.add(self)
+        self.transport = transport
+        self.flow = FlowControl(transport)
+        self.scheme = "http"
         self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -42,6 +62,8 @@ class ClientConnection(HttpToolsProtocol):
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+        if self._lost is not None:
+            self._lost()
 
     def finish(self) -> None:
         """Takes no request after those that are under way: closed at once when it is idle, else behind the last answer.
@@ -90,7 +112,7 @@ class ClientConnection(HttpToolsProtocol):
         if self._resuming:
             return
         super().on_message_begin()
-        self.scope["extensions"] = {CONNECTION: self.transport}  # type: ignore[dict-item]  # ASGI: extensions hold anything
+        self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]  # ASGI: extensions hold anything
         self._end_of_head()
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
@@ -115,6 +137,9 @@ class ClientConnection(HttpToolsProtocol):
         if 1 < len(self._cycles) <= MOST_PIPELINED:
             self.flow.resume_reading()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        super()._start_asgi_task(cycle, _Unframed(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
+
     def on_message_complete(self) -> None:
         """The request has arrived, unless the parser merely stopped at the offer of an upgrade."""
         if not self.parser.should_upgrade():
@@ -125,3 +150,27 @@ class ClientConnection(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         self._head_bytes = 0
+
+
+class _Unframed:
+    """An application before a client of HTTP/1.0: a body without a length ends with the connection, where the server would chunk it."""
+
+    def __init__(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._cycle = cycle
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """One request."""
+        cycle, unframed = self._cycle, False
+
+        async def without_chunks(message: ASGISendEvent) -> None:
+            nonlocal unframed
+            if message["type"] == "http.response.start":
+                unframed = all(name.lower() != b"content-length" for name, _ in message["headers"])
+                # Decided here, the server does not decide it; what it compares bodies with is then ours to say.
+                cycle.chunked_encoding = False if unframed else None
+            elif message["type"] == "http.response.body" and unframed:
+                cycle.expected_content_length = len(message["body"])
+            await send(message)
+
+        await self._app(scope, receive, without_chunks)

@@ -73,7 +73,7 @@ class Dispatcher:
             self._act(ask(loop.time()))
             if not answer.done():
                 waits(True)
-                self._look.set()
+                self.look()
             told = await answer
         except BaseException:
             # Dispatched in the same instant or still waiting: either way it is over.
@@ -89,11 +89,12 @@ class Dispatcher:
     def ended(self, request_id: int, server_error: bool) -> None:
         """The request is over, wherever it was."""
         self.door.ended(request_id, asyncio.get_running_loop().time(), server_error)
-        self._look.set()
+        self.look()
 
     def look(self) -> None:
-        """Something was learned about a replica: see who can go now."""
-        self._look.set()
+        """Something was learned about a replica: see who can go now, if anybody waits."""
+        if len(self.door.queue):
+            self._look.set()
 
     async def run(self) -> None:
         """Gives turns until cancelled."""

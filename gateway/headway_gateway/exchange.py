@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from headway_core.contract import REQUEST_ID
 
@@ -27,7 +27,19 @@ Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 CONNECTION = "headway.connection"
-"""Key in the scope's extensions: the transport, which ASGI itself does not show."""
+"""Key in the scope's extensions: the `Connection`, which ASGI itself does not show."""
+
+
+class Connection(Protocol):
+    """What an exchange needs of its client's connection beside ASGI."""
+
+    @property
+    def transport(self) -> asyncio.WriteTransport:
+        """Where bytes go."""
+
+    def watch(self, lost: Callable[[], None] | None) -> None:
+        """Calls `lost` when the connection closes, at once if it is closed already; None: no longer."""
+
 
 _SANE_ID = re.compile(rb"^[A-Za-z0-9._:/+=@-]{1,128}$")
 _JSON = b"application/json"
@@ -75,7 +87,9 @@ class Exchange:
         """The connection ends with this response: this gateway is going away."""
         self.sending_since: float | None = None
         """Since when the client has taken nothing although something is there for it."""
-        self._transport: asyncio.WriteTransport = scope["extensions"][CONNECTION]
+        self._connection: Connection = scope["extensions"][CONNECTION]
+        self._transport: asyncio.WriteTransport = self._connection.transport
+        self._chunked = scope["http_version"] != "1.0"
         self._receive = receive
         self._send = send
         self._body_read = False
@@ -121,8 +135,8 @@ class Exchange:
 
     # ------------------------------------------------------------ being stopped
 
-    @contextlib.asynccontextmanager
-    async def until(self, limit: float) -> AsyncIterator[None]:
+    @contextlib.contextmanager
+    def until(self, limit: float) -> Iterator[None]:
         """What runs inside is ended at once by `stop`, by the client's going away, and after `limit` seconds since arrival.
 
         Raises:
@@ -133,7 +147,8 @@ class Exchange:
             raise RuntimeError("an exchange runs in a task")
         before = task.cancelling()
         self._task = task
-        watcher = asyncio.ensure_future(self._watch())
+        # No task of its own waits for the client's going: a task for each request costs more than all else in here.
+        self._connection.watch(lambda: self.stop(Cause.CLIENT_GONE))
         timer = asyncio.get_running_loop().call_at(self.arrival + limit, self.stop, Cause.TIMEOUT)
         try:
             yield
@@ -145,19 +160,13 @@ class Exchange:
         finally:
             self._task = None
             timer.cancel()
-            watcher.cancel()
+            self._connection.watch(None)
 
     def stop(self, cause: Cause) -> None:
         """Ends what runs, from outside: `Stopped` is raised where the context ends. The first cause counts."""
         if self.cause is None and self._task is not None and not self.finished:
             self.cause = cause
             self._task.cancel()
-
-    async def _watch(self) -> None:
-        # After the body, the only thing left to receive is the end of the connection.
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.stop(Cause.CLIENT_GONE)
 
     def is_stalled(self, now: float, limit: float) -> bool:
         """Whether the client has taken nothing for `limit` seconds although something waits for it. Ask every second or so."""
@@ -193,11 +202,12 @@ class Exchange:
     def write_now(self, data: bytes) -> bool:
         """A piece of a body without a length, past the framework, in this very step of the loop; False when the client is behind.
 
-        Then `caught_up` must have returned before the next call. Frames as the server does for such a body: chunked.
+        Then `caught_up` must have returned before the next call. Frames as the server does for such a body: chunked, or in HTTP/1.0, which
+        does not know that, not at all.
         """
         transport = self._transport
         if not transport.is_closing():
-            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         return transport.get_write_buffer_size() <= _AHEAD
 
     async def caught_up(self) -> None:

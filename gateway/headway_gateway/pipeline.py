@@ -65,18 +65,17 @@ class Pipeline:
         except (Refused, RequestError, Stopped) as error:
             raise self._unplaced(error) from error
         request = pool.request(pools.next_number(), asked, slo, caller, exchange.arrival)
-        with pool.ticket(request, asked, _is_retry(exchange)) as ticket:
-            async with exchange.until(settings.request_timeout):
-                turn = await pool.dispatcher.turn(request, ticket.waits)
-                while True:
-                    ticket.admitted()
-                    try:
-                        with turn:
-                            await self._try(turn, pool, asked, caller=caller, exchange=exchange, ticket=ticket)
-                        return
-                    except UpstreamError as error:
-                        tried = self._may_go_on(turn, error, exchange)
-                    turn = await pool.dispatcher.another(request, tried, ticket.waits)
+        with pool.ticket(request, asked, _is_retry(exchange)) as ticket, exchange.until(settings.request_timeout):
+            turn = await pool.dispatcher.turn(request, ticket.waits)
+            while True:
+                ticket.admitted()
+                try:
+                    with turn:
+                        await self._try(turn, pool, asked, caller=caller, exchange=exchange, ticket=ticket)
+                    return
+                except UpstreamError as error:
+                    tried = self._may_go_on(turn, error, exchange)
+                turn = await pool.dispatcher.another(request, tried, ticket.waits)
 
     def authenticate(self, exchange: Exchange) -> Caller:
         """Who asks. Raises Refused with 401 when keys are in force and none of them was shown."""

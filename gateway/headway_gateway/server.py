@@ -13,7 +13,7 @@ from typing import cast
 import uvicorn
 from fastapi import FastAPI
 
-from headway_gateway.app import Gateway
+from headway_gateway.app import Front, Gateway
 from headway_gateway.client_connection import ClientConnection
 from headway_gateway.exchange import Cause
 from headway_gateway.settings import Settings
@@ -54,7 +54,7 @@ async def listening(settings: Settings) -> AsyncIterator[tuple[Gateway, int, int
     """
     sockets = [_listen(settings.host, port) for port in (settings.port, settings.control_port)]
     gateway = Gateway(settings)
-    servers = [_server(app, settings) for app in (gateway.serving, gateway.control)]
+    servers = [_server(app, settings) for app in (gateway.front, gateway.control)]
     gateway.connections = cast(Collection[ClientConnection], servers[0].server_state.connections)
     async with gateway.running():
         tasks = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
@@ -126,7 +126,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _server(app: FastAPI, settings: Settings) -> _Server:
+def _server(app: Front | FastAPI, settings: Settings) -> _Server:
     config = uvicorn.Config(
         app,
         http=ClientConnection,

@@ -77,11 +77,11 @@ def _last_end(data: bytes) -> int:
 
 def content_records(data: bytes) -> int:
     """How many of these whole records carry content: text, a tool call, reasoning, or the reason why there is none."""
-    return sum(_has_content(record) for record in _END.split(data))
+    return sum([_has_content(record) for record in _END.split(data) if b"{" in record])
 
 
 def _has_content(record: bytes) -> bool:
-    payload = b"\n".join(line[5:] for line in record.replace(b"\r\n", b"\n").split(b"\n") if line.startswith(b"data:"))
+    payload = b"\n".join([line[5:] for line in record.splitlines() if line.startswith(b"data:")])
     try:
         event = json.loads(payload)
     except (ValueError, RecursionError):

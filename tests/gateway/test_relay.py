@@ -251,6 +251,33 @@ async def test_an_answer_without_a_length_ends_with_its_connection(house, stub_r
     assert gateway.ledger().outcomes["ok"] == 3
 
 
+async def http_1_0(gateway, method, path, body=b""):
+    async with gateway.client() as client:
+        client.writer.write(b"%s %s HTTP/1.0\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (method, path, len(body), body))
+        status, headers = await client.head()
+        # The body ends with the connection.
+        return status, dict(headers), await asyncio.wait_for(client.reader.read(), 10)
+
+
+async def test_a_client_of_http_1_0_gets_no_chunks(house, stub_runtime, wire):
+    stub = stub_runtime(script=streaming(wire, PIECES, gap=0.02))
+    gateway = await house(stub, first_byte_hold=0.01)
+    body = b'{"model":"m","prompt":"x","stream":true}'
+    status, headers, answer = await http_1_0(gateway, b"POST", b"/v1/completions", body)
+    assert status == 200 and headers["connection"] == "close"
+    assert not {"transfer-encoding", "content-length"} & set(headers)
+    assert answer.replace(b": waiting for the first token\n", b"") == b"".join(PIECES)
+    stub.script = None
+    status, headers, answer = await http_1_0(gateway, b"POST", b"/v1/completions", body.replace(b"true", b"false"))
+    assert status == 200 and int(headers["content-length"]) == len(answer) and b"w0" in answer
+    status, headers, answer = await http_1_0(gateway, b"GET", b"/v1/models")
+    assert status == 200 and int(headers["content-length"]) == len(answer)
+    status, headers, answer = await http_1_0(gateway, b"POST", b"/v1/completions", b"{")
+    assert status == 400 and int(headers["content-length"]) == len(answer)
+    await gateway.settled()
+    assert gateway.ledger().outcomes["ok"] == 2
+
+
 async def test_two_pipelined_requests_on_one_connection_both_complete(house, stub_runtime):
     gateway = await house(stub_runtime(), keep_alive=0.2)
     async with gateway.client() as client:

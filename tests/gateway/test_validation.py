@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from fastapi import FastAPI
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "A"}]
@@ -121,12 +122,38 @@ async def test_a_stranger_s_path_or_method_gets_an_openai_error(house, stub_runt
     for method, path, status in (
         ("GET", "/nowhere", 404),
         ("GET", "/v1/completions", 405),
+        ("PUT", "/v1/chat/completions/", 405),
         ("PURGE", "/v1/models", 405),
         ("POST", "/metrics", 404),
     ):
         reply = await gateway.ask(b"", path, method=method)
         assert reply.status == status
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_completions_go_past_the_web_framework(house, stub_runtime, monkeypatch):
+    through = []
+    served = FastAPI.__call__
+
+    async def seen(app, scope, receive, send):
+        through.append(scope["path"])
+        await served(app, scope, receive, send)
+
+    gateway = await house(stub_runtime())
+    monkeypatch.setattr(FastAPI, "__call__", seen)
+    assert (await gateway.ask()).status == (await gateway.get("/v1/models")).status == 200
+    assert through == ["/v1/models"]
+
+
+async def test_a_slash_at_the_end_of_a_path_changes_nothing(house, stub_runtime):
+    gateway = await house(stub_runtime())
+    reply = await gateway.ask({"model": "m", "messages": USER, "max_tokens": 1}, CHAT + "/")
+    assert reply.status == 200 and reply.json()["choices"][0]["message"]["content"] == "w0 "
+    assert (await gateway.ask(path=COMPLETIONS + "/", stream=True)).body.endswith(b"data: [DONE]\n\n")
+    assert (await gateway.get("/v1/models/")).json() == (await gateway.get("/v1/models")).json()
+    # Nowhere else is somebody sent on with a redirect, which no client follows with a body.
+    reply = await gateway.ask(b"", "/status.json/", method="POST")
+    assert (reply.status, reply.json()["error"]["message"]) == (404, "no such path")
 
 
 async def test_client_errors_never_count_against_a_replica(house, stub_runtime, wire):

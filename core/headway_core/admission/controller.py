@@ -120,6 +120,11 @@ class AdmissionController:
         if self.rule is Rule.OPEN:
             route = choose(request, load, matches) if not load.waiting else None
             return Admit(route.replica, route.prediction) if route is not None else Wait(math.inf, UNKNOWN)
+        if not load.waiting and self.rule is Rule.MOORE and not load.higher_work.get(request.priority):
+            # Nobody stands before it and nobody behind: what the replica that takes it now would make of it is all there is to know.
+            route = choose(request, load, matches)
+            if route is not None and self._in_time(request, route.prediction, now):
+                return Admit(route.replica, route.prediction)
         order = list(load.waiting)
         place = _place(order, request)
         if place and order[place - 1].request_id == request.request_id:
@@ -168,9 +173,7 @@ class AdmissionController:
         if laid_out.first_late(order[:place], now, self.margin) is not None:
             return behind(order[:place], request, load, shares), False
         prediction = laid_out.add(request)
-        late_by = self._late_by(request, prediction, now)
-        in_time = late_by is None or late_by <= 0
-        return prediction, in_time and laid_out.first_late(order[place + 1 :], now, self.margin) is None
+        return prediction, self._in_time(request, prediction, now) and laid_out.first_late(order[place + 1 :], now, self.margin) is None
 
     def _verdict(
         self,
@@ -223,6 +226,11 @@ class AdmissionController:
             return now + ttft - latest
         late_by = now + prediction.at_least - latest
         return late_by if late_by > 0 else None
+
+    def _in_time(self, request: Request, prediction: Prediction, now: float) -> bool:
+        """Whether it would not be late, as far as is known."""
+        late_by = self._late_by(request, prediction, now)
+        return late_by is None or late_by <= 0
 
     def _expiry(self, request: Request, prediction: Prediction) -> float:
         """The last instant at which sending it can still keep its promise."""

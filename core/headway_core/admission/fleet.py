@@ -199,15 +199,16 @@ class Fleet:
         Fresh, ready, neither cordoned nor ejected. When fewer than half of the ready replicas are fresh it is the reporting that failed,
         not the replicas: the set of the last good moment stays in force, and what is sent keeps being added to what was last known.
         """
-        ready = [name for name, known in self._replicas.items() if known.report.state is ReplicaState.READY]
-        fresh = [name for name in ready if now - self._replicas[name].received <= STALE_INTERVALS * self.interval]
+        horizon = now - STALE_INTERVALS * self.interval
+        ready = {name: known for name, known in self._replicas.items() if known.report.state is ReplicaState.READY}
+        fresh = frozenset([name for name, known in ready.items() if known.received >= horizon])
         if 2 * len(fresh) >= len(ready):
-            self._frozen = frozenset(fresh)
+            self._frozen = fresh
         allowed = [
-            name for name in ready if name in self._frozen and name not in self.cordoned and not self._replicas[name].report.cordoned
+            name for name, known in ready.items() if name in self._frozen and name not in self.cordoned and not known.report.cordoned
         ]
         out = self.outliers.ejected(allowed, now)
-        return tuple(self._load(name, now) for name in allowed if name not in out and name not in exclude)
+        return tuple([self._load(name, now) for name in allowed if name not in out and name not in exclude])
 
     def counts(self, now: float) -> tuple[int, int]:
         """Replicas that are ready and fresh, and those known at all."""
