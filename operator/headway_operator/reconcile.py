@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +28,9 @@ from headway_operator.observe import Known, Observation, Observer, observe
 from headway_operator.settings import Settings
 from headway_operator.status import Decision, Figures
 from headway_operator.store import Key, Store
-from headway_operator.targets import Target, resolve
+from headway_operator.targets import Target, other_operator, resolve
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -43,6 +46,8 @@ class Record:
     shown: set[str] = field(default_factory=set)
     waiting: bool = False
     """An acknowledgement is due any moment."""
+    left_to: str | None = None
+    """The other operator that manages it."""
     cordoned: Target | None = None
     """Set while its policy cordons somebody."""
 
@@ -76,6 +81,13 @@ class Reconciler:
         """One look; returns the seconds until the next. Raises ApiError when the API server failed for now, NotLeading, nothing else."""
         document = self._store.slos.get(*key)
         if document is None:
+            return self._settings.interval
+        other = other_operator(document, self._store, self._settings.operator)
+        if other != record.left_to:
+            record.left_to = other
+            self._hide(key, record)
+            log.info("%s/%s is %s", *key, f"left to the operator {other} that its gateway names" if other else "managed here")
+        if other is not None:
             return self._settings.interval
         resolution = resolve(document, self._store, access)
         if resolution.target is None:
@@ -200,14 +212,17 @@ class Reconciler:
             record.shown.add(verdict.kind)
             CONDITION.labels(metadata["namespace"], metadata["name"], verdict.kind).set(-1 if verdict.holds is None else int(verdict.holds))
 
+    def _hide(self, key: Key, record: Record) -> None:
+        for kind in record.shown:
+            CONDITION.remove(*key, kind)
+        record.shown.clear()
+
     async def forget(self, key: Key, record: Record) -> None:
         """The object is gone: its figures leave /metrics, and knobs and replicas stay. Only who was cordoned gets requests again.
 
         Raises ApiError, NotLeading.
         """
-        for kind in record.shown:
-            CONDITION.remove(*key, kind)
-        record.shown.clear()
+        self._hide(key, record)
         if record.cordoned is not None:
             now = self._clock()
             policy = (await self._applier.config_map(record.cordoned, now)).policy(key[1])

@@ -8,6 +8,7 @@ from typing import Any
 
 from headway_core.contract import (
     ANNOTATION_DELETION_COST,
+    ANNOTATION_OPERATOR,
     ANNOTATION_POLICY_TOUCH,
     CONTROL_PORT,
     LABEL_GATEWAY,
@@ -72,6 +73,8 @@ class Service:
     name: str
     selector: Mapping[str, str]
     control_port: int = CONTROL_PORT
+    operator: str = ""
+    """Who manages what is behind it, when it is a gateway's; empty: whoever finds it."""
 
     def selects(self, labels: Mapping[str, str]) -> bool:
         """Whether a pod with these labels is behind it; a Service without selector has none."""
@@ -144,5 +147,9 @@ def service_of(document: Mapping[str, Any]) -> Service:
     metadata, spec = document["metadata"], document.get("spec") or {}
     ports = {port.get("name"): port.get("port") for port in spec.get("ports") or ()}
     return Service(
-        metadata.get("namespace", ""), metadata["name"], dict(spec.get("selector") or {}), int(ports.get("control") or CONTROL_PORT)
+        namespace=metadata.get("namespace", ""),
+        name=metadata["name"],
+        selector=dict(spec.get("selector") or {}),
+        control_port=int(ports.get("control") or CONTROL_PORT),
+        operator=(metadata.get("annotations") or {}).get(ANNOTATION_OPERATOR, ""),
     )

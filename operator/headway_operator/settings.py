@@ -51,6 +51,11 @@ class Settings:
     log_level: str = "INFO"
 
     @property
+    def operator(self) -> str:
+        """What this operator is called in annotations: its lease, since the holder changes."""
+        return f"{self.lease_namespace}/{self.lease_name}"
+
+    @property
     def stale_after(self) -> float:
         """A report older than three intervals is stale."""
         return 3 * self.interval

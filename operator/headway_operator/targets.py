@@ -43,6 +43,14 @@ class Resolution:
     target: Target | None = None
 
 
+def other_operator(document: Mapping[str, Any], store: Store, own: str) -> str | None:
+    """The operator that the object's gateway names, when it is not `own`: two releases in one namespace each serve their own gateway."""
+    reference = (document.get("spec") or {}).get("gatewayRef")
+    name = reference.get("name") if isinstance(reference, Mapping) else None
+    gateway = store.services.get(document["metadata"].get("namespace", ""), str(name))
+    return gateway.operator if gateway is not None and gateway.operator not in ("", own) else None
+
+
 def resolve(document: Mapping[str, Any], store: Store, access: Access) -> Resolution:
     """Validates the object and finds its target, Service, gateway and pods among what the watches have shown."""
     unresolved = Verdict("TargetResolved", None, "NotAccepted", "the object is not accepted, so its target was not looked for")

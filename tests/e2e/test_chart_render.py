@@ -7,7 +7,7 @@ import shlex
 import pytest
 import yaml
 from cluster.client import Client
-from headway_core.contract import LABEL_GATEWAY, LABEL_RUNTIME, Metric, policy_config_map
+from headway_core.contract import ANNOTATION_OPERATOR, LABEL_GATEWAY, LABEL_RUNTIME, Metric, policy_config_map
 from headway_operator.access import NEEDED
 from headway_operator.metrics import REGISTRY
 from rendering import ABSENT, CHART, container, nested, one, pairwise, render, render_text
@@ -224,6 +224,17 @@ def test_the_operator_gets_exactly_the_rights_that_it_asks_for(scope: str):
     given = {(verb, rule["apiGroups"][0], rule["resources"][0]) for rule in rules if "resourceNames" not in rule for verb in rule["verbs"]}
     wanted = {(right.verb, right.group, right.resource) for right in NEEDED}
     assert given == wanted | {("create", "coordination.k8s.io", "leases")}
+
+
+def test_a_gateway_names_the_operator_of_its_release_and_nobody_when_there_is_none():
+    own = {"gateway": {"service": {"annotations": {"a": "b"}}}}
+    annotations = [
+        one(render(values={**own, **values}), "Service", "rel-headway-gateway")["metadata"]["annotations"]
+        for values in ({}, {"operator": None}, {"operator": {"enabled": False}})
+    ]
+    assert annotations == [{"a": "b", ANNOTATION_OPERATOR: "ns1/rel-headway-operator"}, {"a": "b"}, {"a": "b"}]
+    flags = container(render(), "rel-headway-operator")["args"]
+    assert {"--lease-namespace=ns1", "--lease-name=rel-headway-operator"} <= set(flags)
 
 
 def test_a_disruption_budget_never_blocks_the_drain_of_a_single_gateway():

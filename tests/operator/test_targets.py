@@ -1,7 +1,7 @@
 import pytest
 from headway_operator.access import NEEDED, Access
 from headway_operator.store import Store
-from headway_operator.targets import resolve
+from headway_operator.targets import other_operator, resolve
 
 
 def slo(name="chat", created="2026-01-01T00:00:00Z", **spec):
@@ -63,3 +63,13 @@ def test_a_right_missing_in_another_namespace_does_not_matter(store):
     right = next(known for known in NEEDED if known.resource == "deployments")
     assert resolve(slo(), store, Access(frozenset([("other", right)]))).target is not None
     assert resolve(slo(), store, Access(frozenset([("", right)]))).target is None
+
+
+def test_a_gateway_may_name_the_operator_that_serves_it(store):
+    assert other_operator(slo(), store, "ns/mine") is None, "nobody named: whoever finds it"
+    metadata = {"name": "gw", "namespace": "ns", "resourceVersion": "2", "annotations": {"headway.dev/operator": "ns/mine"}}
+    store.services.put({"metadata": metadata, "spec": {"selector": {"headway.dev/gateway": "gw"}}})
+    assert other_operator(slo(), store, "ns/mine") is None
+    assert other_operator(slo(), store, "ns/theirs") == "ns/mine"
+    for spec in ({"gatewayRef": None}, {"gatewayRef": {"name": "nowhere"}}, {"gatewayRef": []}):
+        assert other_operator(slo(**spec), store, "ns/theirs") is None, "what is wrong with it is for everybody to say"

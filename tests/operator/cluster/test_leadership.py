@@ -73,6 +73,26 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_start(world):
     assert [entry for entry in world.changes(mark) if entry.user == world.user] == []
 
 
+def test_two_releases_in_one_namespace_leave_each_others_objects_alone(world):
+    """Each has its operator, with a lease and rights of its own; the gateway's Service names the one that manages what is behind it."""
+    world.build(replicas=1)
+    world.rate = 5.0
+    owner = {"metadata": {"annotations": {"headway.dev/operator": f"{world.namespace}/one-operator"}}}
+    world.core.patch_namespaced_service("headway-gateway", world.namespace, owner)
+    world.grant(world.rules, "other")
+    world.slo()
+    other = world.operator("--lease-name", "other-operator", account="other")
+    world.wait(lambda: "left to the operator" in other.text, "the other says whose it is")
+    world.operator("--lease-name", "one-operator")
+    world.wait_condition("KnobsApplied", "True", "Acknowledged")
+    world.wait_condition("Ready", "True", "Enforcing")
+    strangers = world.plane.audit.entries(user=f"system:serviceaccount:{world.namespace}:other", verb={"patch", "create", "update"})
+    assert {entry.resource for entry in strangers} <= {"leases", "selfsubjectaccessreviews"}
+    assert "headway_slo_condition{" not in other.metrics()
+    world.core.patch_namespaced_service("headway-gateway", world.namespace, {"metadata": {"annotations": {"headway.dev/operator": None}}})
+    world.wait(lambda: "headway_slo_condition{" in other.metrics(), "unnamed again: whoever finds it")
+
+
 @pytest.mark.full
 def test_rolling_restarts_have_one_writer_at_a_time(world):
     world.build(replicas=1)
