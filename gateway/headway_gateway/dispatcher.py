@@ -99,6 +99,7 @@ class Dispatcher:
     async def run(self) -> None:
         """Gives turns until cancelled."""
         loop = asyncio.get_running_loop()
+        complaint = ""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK if len(self.door.queue) else None):
@@ -108,9 +109,12 @@ class Dispatcher:
                 continue
             try:
                 self._act(self.door.turns(loop.time()))
-            except Exception:
+                complaint = ""
+            except Exception as error:
                 # Whoever waits depends on this loop: it goes on, and what waits ends by its own time limits at the latest.
-                log.exception("giving turns failed")
+                if complaint != repr(error):
+                    log.exception("giving turns failed; said again when it fails in another way")
+                complaint = repr(error)
                 await asyncio.sleep(_AFTER_FAILURE)
 
     def _act(self, decided: Answers) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from headway_core.contract import CLASS
@@ -24,8 +23,6 @@ from headway_gateway.pools import Pools, ServedPool
 from headway_gateway.relay import Attempt, Relay
 from headway_gateway.settings import Settings
 from headway_gateway.upstream import Upstream, forwarded
-
-log = logging.getLogger("headway.gateway")
 
 MOST_CONNECTS = 3
 """Replicas that are tried when nobody even takes the request."""
@@ -74,7 +71,7 @@ class Pipeline:
                         await self._try(turn, pool, asked, caller=caller, exchange=exchange, ticket=ticket)
                     return
                 except UpstreamError as error:
-                    tried = self._may_go_on(turn, error, exchange)
+                    tried = self._may_go_on(pool, turn, error, exchange)
                 turn = await pool.dispatcher.another(request, tried, ticket.waits)
 
     def authenticate(self, exchange: Exchange) -> Caller:
@@ -115,15 +112,17 @@ class Pipeline:
                 pool.estimator.observe(pool.name, asked.text, attempt.prompt_tokens)
         turn.failed = attempt.status >= 500
         if not turn.failed:
-            pool.door.fleet.outliers.success(turn.replica, asyncio.get_running_loop().time())
+            now = asyncio.get_running_loop().time()
+            pool.door.fleet.outliers.success(turn.replica, now)
+            pool.failures.succeeded(turn.replica, now)
 
-    def _may_go_on(self, turn: Turn, error: UpstreamError, exchange: Exchange) -> list[str]:
+    def _may_go_on(self, pool: ServedPool, turn: Turn, error: UpstreamError, exchange: Exchange) -> list[str]:
         """The replicas not to try again, if another try is allowed.
 
         Raises:
             Refused: it is not: something was already sent to the client, or enough replicas were tried.
         """
-        log.warning("request %s on %s: %s", exchange.request_id.decode("latin-1"), turn.replica, error)
+        pool.failures.failed(turn.replica, error, exchange.request_id.decode("latin-1"), asyncio.get_running_loop().time())
         if exchange.started:
             raise Refused(answers.upstream_failed(), "upstream_error") from error
         exchange.tries.append((turn.replica, error.failure))

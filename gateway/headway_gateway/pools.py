@@ -28,6 +28,7 @@ from headway_gateway.answers import Refused
 from headway_gateway.api import Asked
 from headway_gateway.books import Books, Ledger, SignedErrors, Ticket
 from headway_gateway.dispatcher import Dispatcher, Turn
+from headway_gateway.failures import FailureLog
 from headway_gateway.keys import Caller
 from headway_gateway.promises import default_policy
 from headway_gateway.replicas import Replicas
@@ -52,7 +53,8 @@ class ServedPool:
             fleet=Fleet(boot_id, settings.poll_interval),
         )
         self.dispatcher = Dispatcher(self.door)
-        self.replicas = Replicas(self.door, upstream, settings.poll_interval, self._learned)
+        self.failures = FailureLog(self.name)
+        self.replicas = Replicas(self.door, upstream, settings.poll_interval, self._learned, self.failures.gone)
         self.estimator = TokenEstimator()
         self._boot_id = boot_id
         self._static = settings.pools

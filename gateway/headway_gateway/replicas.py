@@ -57,9 +57,10 @@ class _Watched:
 
 
 class Replicas:
-    """Finds, polls and forgets. `changed` is called after each report or loss, so that whoever waits can look again."""
+    """Finds, polls and forgets. `changed` is called after each report or loss, so that whoever waits can look again; `gone` with each
+    replica that is forgotten."""
 
-    def __init__(self, door: Door, upstream: Upstream, interval: float, changed: Callable[[], None]) -> None:
+    def __init__(self, door: Door, upstream: Upstream, interval: float, changed: Callable[[], None], gone: Callable[[str], None]) -> None:
         self.model: str | None = None
         """The model that the replicas report."""
         self.looked = asyncio.Event()
@@ -68,6 +69,7 @@ class Replicas:
         self._upstream = upstream
         self._interval = interval
         self._changed = changed
+        self._gone = gone
         self._endpoints: tuple[Endpoint, ...] = ()
         self._watched: dict[Address, _Watched] = {}
         self._again = asyncio.Event()
@@ -164,6 +166,7 @@ class Replicas:
     def _lose(self, watched: _Watched) -> None:
         if watched.replica is not None:
             self._door.remove(watched.replica)
+            self._gone(watched.replica)
             watched.replica = None
 
     # ------------------------------------------------------------ polling

@@ -116,7 +116,8 @@ async def test_an_answer_of_a_dead_replica_is_tried_elsewhere(house, stub_runtim
 
 async def test_replicas_that_are_going_away_pass_a_request_on_and_are_not_blamed(house, stub_runtime):
     """Its report is half a second old when a replica begins to drain: until the next one it refuses what is sent to it."""
-    going, good = [stub_runtime(name) for name in "abc"], stub_runtime("d")
+    # The slower one is the last to be chosen.
+    going, good = [stub_runtime(name) for name in "abc"], stub_runtime("d", prefill_rate=50_000.0)
     gateway = await house(*going, good, poll_interval=30.0)
     for stub in going:
         stub.script = lambda request, write: dead(write, 503)
