@@ -77,11 +77,20 @@ class Release:
 
     def runtimes(self) -> dict[str, RuntimeReport]:
         """Load reports, by pod. Raises OSError when one of them does not answer."""
-        return {name: load_runtime_report(_load(pod)) for name, pod in self.pods("runtime").items()}
+        return {name: load_runtime_report(_read(pod, "/load")) for name, pod in self.pods("runtime").items()}
 
     def gateways(self) -> dict[str, GatewayReport]:
         """The same of gateways."""
-        return {name: load_gateway_report(_load(pod)) for name, pod in self.pods("gateway").items()}
+        return {name: load_gateway_report(_read(pod, "/load")) for name, pod in self.pods("gateway").items()}
+
+    def generations(self, pool: str) -> dict[str, int]:
+        """Pod → the generation of the ServingSLO whose promise it has in force for this pool; 0: none. Raises OSError."""
+        found = {}
+        for name, pod in self.pods("runtime", pool).items():
+            found[name] = json.loads(_read(pod, "/policy")).get("generation", 0)
+        for name, pod in self.pods("gateway").items():
+            found[name] = json.loads(_read(pod, "/policy")).get(self.part(pool), {}).get("generation", 0)
+        return found
 
     def wait_until_ready(self, patience: float = 120.0) -> None:
         """Every Deployment has all its pods available, and none too many."""
@@ -166,9 +175,11 @@ def _whole(deployment: Mapping[str, Any]) -> bool:
     return counts == [wanted] * 4 and status.get("observedGeneration") == deployment["metadata"]["generation"]
 
 
-def _load(pod: Pod) -> bytes:
+def _read(pod: Pod, path: str) -> bytes:
     try:
-        with urllib.request.urlopen(f"http://{pod.address}:8001/load", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{pod.address}:8001{path}", timeout=5) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
+        if error.code == 404:  # a runtime that has no policy says so
+            return error.read()
         raise OSError(f"{pod.address}: {error}") from None

@@ -70,12 +70,16 @@ def cluster_namespace(full_cluster: Client, request: pytest.FixtureRequest) -> I
 
 
 @contextlib.contextmanager
-def fresh_namespace(cluster: Client, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace named after the test or module that asks for it; what is in it is gathered when a test fails meanwhile."""
+def fresh_namespace(cluster: Client, request: pytest.FixtureRequest, named: str | None = None) -> Iterator[str]:
+    """A namespace named after the test or module that asks for it; what is in it is gathered when a test fails meanwhile.
+
+    `named`: whoever asks will create it under this name.
+    """
     words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_").removesuffix(".py")).strip("-")[:40].strip("-")
-    name = f"{words or 'test'}-{uuid.uuid4().hex[:5]}"
+    name = named or f"{words or 'test'}-{uuid.uuid4().hex[:5]}"
     places = request.config.stash.setdefault(_OPEN, {})
-    cluster.kubectl("create", "namespace", name)
+    if named is None:
+        cluster.kubectl("create", "namespace", name)
     places[name] = cluster
     try:
         yield name

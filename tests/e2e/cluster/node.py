@@ -53,6 +53,7 @@ class Node:
         self.containerd = Daemon(self.folder, "containerd", bound=bound)
         self.kubelet = Daemon(self.folder, "kubelet", bound=bound)
         self.proxy = Daemon(self.folder, "kube-proxy", bound=bound)
+        self._kubelet_command: list[str] = []
 
     def daemons(self) -> list[Daemon]:
         """What runs in it, the first process last."""
@@ -106,15 +107,22 @@ class Node:
         cgroups.create(self._cgroup)
         config = self.folder / "kubelet-config.json"
         config.write_text(json.dumps(self._kubelet_config(plan, authority, resolver)))
-        self.kubelet.start(
-            [
-                *(*self.inside(), binaries.path("kubelet"), f"--config={config}", f"--kubeconfig={kubeconfig}"),
-                *(f"--hostname-override={self.name}", f"--node-ip={address}"),
-            ]
-        )
+        self._kubelet_command = [
+            *(*self.inside(), binaries.path("kubelet"), f"--config={config}", f"--kubeconfig={kubeconfig}"),
+            *(f"--hostname-override={self.name}", f"--node-ip={address}"),
+        ]
+        self.kubelet.start(self._kubelet_command)
         proxy_config = self.folder / "proxy-config.json"
         proxy_config.write_text(json.dumps(self._proxy_config(plan, proxy_kubeconfig)))
         self.proxy.start([*self.inside(), binaries.path("kube-proxy"), f"--config={proxy_config}"])
+
+    def kill_kubelet(self) -> None:
+        """As a crash does: what runs on the node runs on, and nobody looks after it."""
+        self.kubelet.stop(kill=True)
+
+    def revive_kubelet(self) -> None:
+        """Starts it as it was started before, by this same object."""
+        self.kubelet.start(self._kubelet_command)
 
     def destroy(self) -> None:
         """Ends everything in it at once, as if the machine had lost power, and removes its control groups."""
