@@ -16,15 +16,31 @@ _PLAIN_EVERY = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class Promised:
+    """One objective against what happened. Seconds; None is unknown, or nothing promised."""
+
+    value: float | None = None
+    """At the promised percentile."""
+    target: float | None = None
+    per_thousand: float = 0.0
+    """What each thousand prompt tokens add to the target."""
+    kept: bool | None = None
+    """Whether enough requests kept it: with a target that grows with the prompt, the value alone does not tell."""
+
+    @property
+    def limit(self) -> str:
+        """The target in words."""
+        return _seconds(self.target) + (f" + {_seconds(self.per_thousand)}/1k" if self.per_thousand else "")
+
+
+@dataclass(frozen=True, slots=True)
 class ClassRow:
-    """One class over the evaluation window. Seconds and shares; None is unknown and shows as a dash."""
+    """One class over the evaluation window. Shares in 0..1; None is unknown and shows as a dash."""
 
     name: str
     rate: float | None
-    ttft: float | None
-    ttft_target: float | None
-    tpot: float | None
-    tpot_target: float | None
+    ttft: Promised
+    tpot: Promised
     attainment: float | None
     queued: int
     shed: float | None
@@ -87,10 +103,10 @@ def _table(status: Status) -> Group:
         table.add_row(
             row.name,
             _number(row.rate),
-            _against(row.ttft, row.ttft_target),
-            _seconds(row.ttft_target),
-            _against(row.tpot, row.tpot_target),
-            _seconds(row.tpot_target),
+            _against(row.ttft),
+            row.ttft.limit,
+            _against(row.tpot),
+            row.tpot.limit,
             _share(row.attainment),
             str(row.queued),
             _share(row.shed),
@@ -100,8 +116,8 @@ def _table(status: Status) -> Group:
 
 def _plain(status: Status) -> str:
     classes = "; ".join(
-        f"{row.name}: {_number(row.rate)} req/s, TTFT {_seconds(row.ttft)} of {_seconds(row.ttft_target)}, "
-        f"TPOT {_seconds(row.tpot)} of {_seconds(row.tpot_target)}, attained {_share(row.attainment)}, "
+        f"{row.name}: {_number(row.rate)} req/s, TTFT {_seconds(row.ttft.value)} of {row.ttft.limit}, "
+        f"TPOT {_seconds(row.tpot.value)} of {row.tpot.limit}, attained {_share(row.attainment)}, "
         f"queue {row.queued}, shed {_share(row.shed)}"
         for row in status.classes
     )
@@ -127,6 +143,6 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"
 
 
-def _against(value: float | None, target: float | None) -> Text:
-    style = "" if value is None or target is None else ("green" if value <= target else "red")
-    return Text(_seconds(value), style=style)
+def _against(promised: Promised) -> Text:
+    style = {None: "", True: "green", False: "red"}[promised.kept]
+    return Text(_seconds(promised.value), style=style)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from headway_core.contract import Endpoint, GatewayReport, Knobs, Policy, Pool, RuntimeReport
 from headway_core.planning.knobs import KnobMemory, plan_knobs
@@ -10,7 +11,7 @@ from headway_core.planning.snapshot import ClassTraffic, Phase, Replica, Traffic
 from headway_core.planning.traffic import TrafficBook
 from headway_core.slo import Mode, PriorityClass, ServingSLO
 
-from headway_cli.live_view import ClassRow, Status
+from headway_cli.live_view import ClassRow, Promised, Status
 
 _GATEWAY = "gateway"
 
@@ -30,9 +31,10 @@ class Steering:
 
     def adopt(self, slo: ServingSLO) -> Policy:
         """Takes a new promise; its policy comes into force at once, the knobs follow with the next observation."""
-        self.slo = slo
-        self._traffic = TrafficBook(slo.target_name, slo.window)
         self._revision += 1
+        # A generation of its own, as the API server counts them: what was estimated for another promise says nothing about this one.
+        self.slo = replace(slo, generation=self._revision)
+        self._traffic = TrafficBook(slo.target_name, slo.window)
         return self.policy()
 
     def policy(self) -> Policy:
@@ -40,7 +42,7 @@ class Steering:
         return Policy(
             revision=self._revision,
             slo_uid=f"local/{self.slo.name}",
-            generation=self._revision,
+            generation=self.slo.generation,
             pool=Pool(self.slo.target_name, tuple(self._endpoints.values())),
             classes=self.slo.classes,
             default_class=self.slo.default_class,
@@ -101,11 +103,25 @@ def _row(known: PriorityClass, traffic: Traffic | None, queued: int) -> ClassRow
     return ClassRow(
         name=known.name,
         rate=counted.offered / traffic.seconds if traffic and counted else None,
-        ttft=counted.ttft.quantile((ttft.percentile if ttft else 95.0) / 100) if counted else None,
-        ttft_target=ttft.target if ttft else None,
-        tpot=counted.tpot.quantile((tpot.percentile if tpot else 95.0) / 100) if counted else None,
-        tpot_target=tpot.target if tpot else None,
+        ttft=Promised(
+            counted.ttft.quantile((ttft.percentile if ttft else 95.0) / 100) if counted else None,
+            ttft.target if ttft else None,
+            ttft.per_thousand_prompt_tokens if ttft else 0.0,
+            _kept(counted, "ttft", ttft.percentile if ttft else None),
+        ),
+        tpot=Promised(
+            counted.tpot.quantile((tpot.percentile if tpot else 95.0) / 100) if counted else None,
+            tpot.target if tpot else None,
+            kept=_kept(counted, "tpot", tpot.percentile if tpot else None),
+        ),
         attainment=counted.attainment if counted else None,
         queued=queued,
         shed=counted.shed / counted.offered if counted and counted.offered else None,
     )
+
+
+def _kept(counted: ClassTraffic | None, objective: str, percentile: float | None) -> bool | None:
+    judged = counted.judged.get(objective, 0) if counted else 0
+    if counted is None or judged == 0 or percentile is None:
+        return None
+    return 100 * counted.good.get(objective, 0) >= percentile * judged

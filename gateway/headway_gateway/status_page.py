@@ -123,11 +123,19 @@ def _window(slo: PriorityClass, books: ClassBooks | None, before: ClassBooks, se
     judged = books.judged.get("all", 0) - before.judged.get("all", 0) + missed
     good = books.good.get("all", 0) - before.good.get("all", 0)
     objectives = slo.objectives
+
+    def kept(objective: str) -> float | None:
+        """Share of those judged against it."""
+        asked = books.judged.get(objective, 0) - before.judged.get(objective, 0)
+        return (books.good.get(objective, 0) - before.good.get(objective, 0)) / asked if asked else None
+
     return {
         "rate": (books.offered - before.offered) / seconds if seconds else None,
         "tokenRate": (books.output_tokens - before.output_tokens) / seconds if seconds else None,
         "ttft": ttft.quantile((objectives.ttft.percentile if objectives.ttft else 95.0) / 100),
         "tpot": tpot.quantile((objectives.tpot.percentile if objectives.tpot else 95.0) / 100),
+        "ttftKept": kept("ttft"),
+        "tpotKept": kept("tpot"),
         "attainment": good / judged if judged else None,
         "shed": gone.get("shed", 0),
         "failed": gone.get("upstream_error", 0) + gone.get("timeout", 0),

@@ -1,9 +1,9 @@
 import io
 
-from headway_cli.live_view import ClassRow, LiveView, Status
+from headway_cli.live_view import ClassRow, LiveView, Promised, Status
 
-ROW = ClassRow("interactive", 2.04, 0.42, 1.0, 0.061, 0.05, 0.97, 3, 0.125)
-STATUS = Status([ROW, ClassRow("batch", None, None, None, None, 0.05, None, 0, None)], 1, 2, 4, 1, 8, None, "no traffic yet")
+ROW = ClassRow("interactive", 2.04, Promised(0.42, 1.0), Promised(0.061, 0.05, kept=False), 0.97, 3, 0.125)
+STATUS = Status([ROW, ClassRow("batch", None, Promised(), Promised(target=0.05), None, 0, None)], 1, 2, 4, 1, 8, None, "no traffic yet")
 
 
 def shown(times):
@@ -28,3 +28,8 @@ def test_plain_lines_are_few_and_only_when_something_changed():
     busier = Status([ROW], 2, 2, 5, 1, 8, 64, "x")
     text = shown([(0.0, STATUS), (1.0, busier), (20.0, STATUS), (40.0, busier)])
     assert len(text.splitlines()) == 3, "the change after one second is too soon, the same line after twenty says nothing new"
+
+
+def test_a_target_that_grows_with_the_prompt_is_shown_whole():
+    longer = ClassRow("interactive", 1.0, Promised(2.4, 2.0, 3.0, kept=True), Promised(), 1.0, 0, 0.0)
+    assert "TTFT 2.40 s of 2.00 s + 3.00 s/1k, TPOT – of –" in shown([(0.0, Status([longer], 1, 1, 0, 0, 8, 64, "x"))])

@@ -16,7 +16,7 @@ from headway_core.contract import (
     StepTimeReport,
 )
 from headway_core.histogram import bucket
-from headway_core.slo import Mode
+from headway_core.slo import Mode, TpotObjective
 
 SLO = read_slo(DEFAULT)
 ENDPOINTS = {"replica-1": Endpoint("127.0.0.1", 9000, 9001)}
@@ -87,6 +87,19 @@ def test_a_changed_promise_is_a_higher_revision_at_once():
     assert steering.adopt(dataclasses.replace(SLO, window=30.0)).revision == first + 1
 
 
+def test_knobs_follow_a_changed_promise_at_once_whatever_was_estimated_for_the_old_one():
+    steering = Steering(SLO, ENDPOINTS)
+    for second in range(10, 40):
+        steering.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], float(second))
+    before = steering.policy().knobs
+    objectives = dataclasses.replace(SLO.objectives, tpot=TpotObjective(0.05))
+    classes = tuple(dataclasses.replace(known, objectives=objectives) for known in SLO.classes)
+    steering.adopt(dataclasses.replace(SLO, classes=classes))
+    changed = steering.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], 40.0)
+    assert changed is not None
+    assert changed.knobs.max_num_seqs < before.max_num_seqs / 2
+
+
 def test_status_differences_the_books_and_knows_no_rate_before_two_looks():
     steering = Steering(SLO, ENDPOINTS)
     steering.observe({"replica-1": runtime()}, gateway(100, good=90, shed=10), ["replica-1"], 10.0)
@@ -96,8 +109,8 @@ def test_status_differences_the_books_and_knows_no_rate_before_two_looks():
     assert row.rate == pytest.approx(4.0)
     assert row.shed == pytest.approx(10 / 40)
     assert row.attainment == pytest.approx(30 / 40)
-    assert row.ttft == pytest.approx(0.5, rel=0.05)
-    assert (row.queued, row.tpot) == (2, None)
+    assert row.ttft.value == pytest.approx(0.5, rel=0.05)
+    assert (row.queued, row.tpot.value, row.tpot.kept) == (2, None, None)
 
 
 def test_a_dead_replica_is_not_counted_as_ready():

@@ -31,6 +31,7 @@ async def test_its_numbers_are_what_happened(house, stub_runtime, until):
     (seen,) = pool["classes"]
     assert (pool["model"], pool["ready"], status["state"]) == ("m", 1, "ready")
     assert (seen["offered"], seen["failed"], seen["shed"]) == (5, 1, 0)
+    assert (seen["ttftKept"], seen["tpotKept"]) == (1.0, 1.0), "of the four that had an answer to judge"
     assert seen["attainment"] == 4 / 5 and (seen["ttftTarget"], seen["tpotTarget"]) == (2.0, 0.1)
     assert 0.08 < seen["ttft"] < 0.6 and 0.01 < seen["tpot"] < 0.2 and seen["rate"] > 0
     assert len(seen["history"]) >= 2 and seen["history"][0]["ttft"] is None
