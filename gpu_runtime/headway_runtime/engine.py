@@ -68,6 +68,7 @@ class Step:
     load: Load
     """While it ran."""
     began: float
+    """The end of the iteration before, without a break between them: tokens are as far apart as iterations end."""
     predicted: float | None
     elapsed: float
     tokens: tuple[TokenOut, ...]
@@ -78,7 +79,7 @@ class Step:
 class Engine:
     """Sequences in, tokens out. Not thread-safe: one loop owns it.
 
-    `stretch` is called with a plan and the seconds it took, before the iteration counts as over; an emulated accelerator waits in it.
+    `stretch` is called with a plan and the seconds that took so far, before the iteration is over; an emulated accelerator waits in it.
     """
 
     def __init__(
@@ -103,6 +104,8 @@ class Engine:
         self._stretch = stretch
         self._live: dict[int, Live] = {}
         self._ended: list[Ended] = []
+        self._ended_at: float | None = None
+        """When the last iteration ended; None when the engine was idle since."""
 
     @property
     def idle(self) -> bool:
@@ -150,6 +153,8 @@ class Engine:
         if live is None:
             return None
         self.scheduler.cancel(seq_id, now)
+        if not self._live:
+            self._ended_at = None
         return live.finished(now)
 
     def set_limits(self, limits: Limits) -> None:
@@ -163,17 +168,18 @@ class Engine:
 
     def step(self) -> Step | None:
         """One iteration; None when there is nothing to compute."""
-        started = self._clock()
-        plan = self.scheduler.schedule(started)
+        now = self._clock()
+        plan = self.scheduler.schedule(now)
         if plan is None:
             return None
-        limits, load = self.scheduler.limits, self.scheduler.load(started)
+        began = now if self._ended_at is None else self._ended_at
+        limits, load = self.scheduler.limits, self.scheduler.load(now)
         predicted = self._step_clock.predict(plan.shape)
         output = self._execute(plan)
         if self._stretch is not None:
-            self._stretch(plan, self._clock() - started)
+            self._stretch(plan, self._clock() - began)
         now = self._clock()
-        elapsed = now - started
+        elapsed = now - began
         self._step_clock.observe(plan.shape, elapsed)
         sampled = [item for item in plan.items if item.samples]
         reasons = self._account(sampled, output)
@@ -188,7 +194,8 @@ class Engine:
                 self._ended.append(Ended(event.seq_id, reason, message))
                 if (one := live.finished(now)) is not None:
                     finished.append(one)
-        return Step(plan, limits, load, started, predicted, elapsed, tokens, self.take_ended(), tuple(finished))
+        self._ended_at = now if self._live else None
+        return Step(plan, limits, load, began, predicted, elapsed, tokens, self.take_ended(), tuple(finished))
 
     def take_ended(self) -> tuple[Ended, ...]:
         """Sequences that have ended since this was asked last."""

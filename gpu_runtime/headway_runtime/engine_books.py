@@ -43,30 +43,27 @@ class EngineBooks:
         self._finished: deque[Finished] = deque(maxlen=_MAX_FINISHED)
         self._left_before = 0
         self._released_before = 0
-        self._ended_at: float | None = None
 
     def left(self, finished: Finished) -> None:
         """A sequence is done, by itself or because its reader has all that it wanted."""
         self._finished.append(finished)
 
     def stepped(self, plan: IterationPlan, during: Load, *, began: float, ended: float) -> None:
-        """An iteration is complete; `during` is the load while it ran. Without a break it lasted since the end of the one before."""
+        """An iteration is complete; `during` is the load while it ran."""
         counters = self._scheduler.counters
         left = counters.finished + counters.cancelled
         self._rates.observe(
             plan,
             during,
-            seconds=ended - (began if self._ended_at is None else self._ended_at),
+            seconds=ended - began,
             finished=left - self._left_before,
             released_blocks=self._scheduler.released_blocks - self._released_before,
             now=ended,
         )
         self._left_before, self._released_before = left, self._scheduler.released_blocks
-        self._ended_at = ended
 
     def idle(self) -> None:
-        """There is nothing to do: the next iteration does not follow this one."""
-        self._ended_at = None
+        """There is nothing to do: what left and was released by now is not the next iteration's."""
         self._left_before = self._scheduler.counters.finished + self._scheduler.counters.cancelled
         self._released_before = self._scheduler.released_blocks
 

@@ -46,5 +46,5 @@ class Pace:
         )
 
     def stretch(self, plan: IterationPlan, elapsed: float) -> None:
-        """Sleeps what is left of the iteration; nothing when it has taken longer already."""
+        """Sleeps what is left of an iteration that has taken `elapsed` seconds; nothing when that is longer already."""
         time.sleep(max(0.0, self.seconds(plan.shape) - elapsed))

@@ -14,6 +14,17 @@ from headway_runtime.sampling import SamplingParams
 CAPACITY = Limits(4, 32)
 
 
+class Clock:
+    """Moves by a second each time it is read."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
 @pytest.fixture
 def engine(tiny_llama):
     runner = ModelRunner(open_checkpoint(tiny_llama, "float32"), max_num_seqs=4, num_blocks=32, block_size=16, max_model_len=512, threads=1)
@@ -25,6 +36,7 @@ def engine(tiny_llama):
         StepTimeModel(),
         block_size=16,
         capacity=CAPACITY,
+        clock=Clock(),
         stretch=lambda plan, seconds: stretched.append((plan.plan_id, seconds)),
     )
     engine.stretched = stretched
@@ -86,3 +98,17 @@ def test_whoever_stretches_iterations_hears_of_each_with_its_seconds(engine):
     run(engine, asked(0))
     assert [plan for plan, _ in engine.stretched] == sorted({plan for plan, _ in engine.stretched}) and len(engine.stretched) == 5
     assert all(seconds > 0 for _, seconds in engine.stretched)
+
+
+def test_an_iteration_lasts_since_the_end_of_the_one_before_and_never_through_a_pause(engine):
+    engine.apply(Commands(1, (asked(0, max_tokens=3),)))
+    first, second, third = engine.step(), engine.step(), engine.step()
+    assert engine.idle
+    assert (second.began, third.began) == (first.began + first.elapsed, second.began + second.elapsed)
+    assert first.elapsed < second.elapsed == third.elapsed, "the first follows nothing"
+    engine.apply(Commands(2, (asked(1),)))
+    after_a_pause = engine.step()
+    assert after_a_pause.began > third.began + third.elapsed and after_a_pause.elapsed == first.elapsed
+    engine.apply(Commands(3, cancel=(1,)))
+    engine.apply(Commands(4, (asked(2),)))
+    assert engine.step().elapsed == first.elapsed
