@@ -32,6 +32,9 @@ PATH_METRICS = "/metrics"
 PATH_HEALTH = "/health"
 PATH_READY = "/ready"
 
+MAX_BODY_BYTES = 16 * 2**20
+"""Largest request body, unless a flag says otherwise: one number, so that the gateway is the one that refuses."""
+
 # ---------------------------------------------------------------- headers (lower case, as ASGI has them)
 
 SHED_REASON = "x-headway-shed-reason"
@@ -172,6 +175,10 @@ class Knobs:
                 raise ValueError(f"{name} must be at least 1, not {value}")
 
 
+MAX_REVISION = 2**31 - 1
+"""Revisions count changes: one a second for 68 years. Beyond it is a mistake, and would shut out every policy that comes after."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """One ServingSLO as its gateway and runtimes need it. Only a higher `revision` of the same pool is ever applied."""
@@ -189,8 +196,9 @@ class Policy:
     window: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.revision < 1:
-            raise ValueError(f"revision must be at least 1, not {self.revision}")
+        if not 1 <= self.revision <= MAX_REVISION:
+            shown = self.revision if abs(self.revision) < 10**20 else f"{'-' if self.revision < 0 else ''}10^20 or more"
+            raise ValueError(f"revision must be from 1 to {MAX_REVISION}, not {shown}: write the one after the revision in force")
         if all(known.name != self.default_class for known in self.classes):
             raise ValueError(f"defaultClass must name one of the classes, not {self.default_class!r}")
 

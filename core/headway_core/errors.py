@@ -39,7 +39,12 @@ class DocumentError(InvalidInput):
 
 
 class RequestError(InvalidInput):
-    """One bad request. `code` is a short machine-readable word such as ``context_length_exceeded``."""
+    """One bad request. `code` is a short machine-readable word such as ``context_length_exceeded``.
+
+    Three of them have one meaning wherever a member is checked: ``missing_required_parameter``, it is absent or null and has to be there;
+    ``invalid_type``, it is of another JSON type than the rule names; ``invalid_value``, the type is right and the value is not, a number
+    out of range or an empty list.
+    """
 
     def __init__(self, message: str, field: str = "", code: str = "invalid_value") -> None:
         super().__init__(message, field)

@@ -149,9 +149,9 @@ def _content(content: object, index: int) -> Iterator[str]:
         return
     if not isinstance(content, list):
         raise _refusal(where, "a string, a list of parts, or null", content)
-    for part in content:
+    for place, part in enumerate(content):
         if not isinstance(part, dict):
-            raise _refusal(where, "a list of objects with a type", part)
+            raise _refusal(f"{where}[{place}]", "an object with a type", part)
         text = part.get("text")
         if isinstance(text, str):
             yield text
@@ -161,7 +161,7 @@ def _utf8(text: str, field: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise RequestError("holds an unpaired surrogate escape, which stands for no character", field, "invalid_unicode") from None
+        raise RequestError("holds an unpaired surrogate escape, which stands for no character", field) from None
 
 
 def _ids(tokens: list[int]) -> bytes:
@@ -176,12 +176,14 @@ def _whole(document: dict[str, Any], name: str, low: int, high: int | None) -> i
     if value is None:
         return None
     if type(value) is not int or value < low or (high is not None and value > high):
-        raise _refusal(name, f"a whole number from {low}" + (f" to {high}" if high is not None else ""), value)
+        rule = f"must be a whole number from {low}" + (f" to {high}" if high is not None else "")
+        raise RequestError(f"{rule}, not {_kind(value)}", name, "invalid_value" if type(value) is int else "invalid_type")
     return value
 
 
 def _refusal(field: str, rule: str, value: object) -> RequestError:
-    return RequestError(f"must be {rule}, not {_kind(value)}", field, "invalid_type" if value is not None else "missing_required_parameter")
+    code = "missing_required_parameter" if value is None else "invalid_value" if value in ("", []) else "invalid_type"
+    return RequestError(f"must be {rule}, not {_kind(value)}", field, code)
 
 
 def _kind(value: object) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from headway_core.contract import CONTROL_PORT, SERVING_PORT, Endpoint, Pool
+from headway_core.contract import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT, Endpoint, Pool
 
 RULES = ("moore", "prediction", "littles-law", "queued-tokens", "open")
 
@@ -60,7 +60,7 @@ class Settings:
     max_queue_requests: int = 1000
     """Per pool; what waits beyond it is shed with `queue_full`."""
     max_queue_bytes: int = 256 * 1024 * 1024
-    max_body_bytes: int = 16 * 1024 * 1024
+    max_body_bytes: int = MAX_BODY_BYTES
     body_timeout: float = 30.0
     """Longest silence within an upload, and the time that any upload has before it must reach 1 KiB/s in all."""
     request_timeout: float = 600.0

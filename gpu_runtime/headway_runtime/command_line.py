@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from headway_core.contract import CONTROL_PORT, SERVING_PORT
+from headway_core.contract import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCHEDULING_POLICIES = ("priority", "fcfs", "sjf", "dynamic")
@@ -96,7 +96,8 @@ def parser() -> argparse.ArgumentParser:
     server.add_argument(
         "--request-timeout", type=float, default=600.0, metavar="S", help="a request is ended after this long (default 600)"
     )
-    server.add_argument("--max-body-bytes", metavar="SIZE", default="8MiB", help="largest request body (default 8MiB)")
+    size = f"{MAX_BODY_BYTES // 2**20}MiB"
+    server.add_argument("--max-body-bytes", metavar="SIZE", default=size, help=f"largest request body (default {size})")
     server.add_argument("--body-timeout", type=float, default=30.0, metavar="S", help="a body must have arrived within this (default 30)")
     server.add_argument(
         "--keep-alive-seconds",

@@ -83,7 +83,7 @@ class SamplingParams:
         if self.logprobs is not None:
             _whole(self.logprobs, "logprobs", 0, MAX_LOGPROBS)
         if not isinstance(self.ignore_eos, bool):
-            raise RequestError(f"must be true or false, not {self.ignore_eos!r}", "ignore_eos")
+            raise RequestError(f"must be true or false, not {self.ignore_eos!r}", "ignore_eos", "invalid_type")
         object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _bias_pairs(self.logit_bias))
 
@@ -113,7 +113,7 @@ class SamplingParams:
 def parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     """The JSON form ``{"<token id>": bias}`` as pairs. Raises RequestError."""
     if not isinstance(value, Mapping):
-        raise RequestError(f"must be an object of token ids and numbers, not {type(value).__name__}", "logit_bias")
+        raise RequestError(f"must be an object of token ids and numbers, not {type(value).__name__}", "logit_bias", "invalid_type")
     pairs: list[tuple[int, float]] = []
     for key, bias in value.items():
         text = str(key)
@@ -124,14 +124,17 @@ def parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
 
 
 def _number(value: object, name: str, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:  # NaN is not within any range
-        raise RequestError(f"must be a number from {low:g} to {high:g}, not {_shown(value)}", name)
+    rule = f"must be a number from {low:g} to {high:g}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RequestError(f"{rule}, not {_shown(value)}", name, "invalid_type")
+    if not low <= value <= high:  # NaN is not within any range
+        raise RequestError(f"{rule}, not {_shown(value)}", name)
     return float(value)
 
 
 def _whole(value: object, name: str, low: int, high: int | None) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"must be a whole number, not {_shown(value)}", name)
+        raise RequestError(f"must be a whole number, not {_shown(value)}", name, "invalid_type")
     if value < low:
         raise RequestError(f"must be at least {low}, not {_shown(value)}", name)
     if high is not None and value > high:
@@ -149,7 +152,7 @@ def _shown(value: object) -> str:
 
 def _stop_ids(value: object) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
-        raise RequestError(f"must be a list of token ids, not {type(value).__name__}", "stop_token_ids")
+        raise RequestError(f"must be a list of token ids, not {type(value).__name__}", "stop_token_ids", "invalid_type")
     if len(value) > MAX_STOP_TOKENS:
         raise RequestError(f"holds {len(value)} ids, at most {MAX_STOP_TOKENS} are allowed", "stop_token_ids")
     return tuple(_whole(token, "stop_token_ids", 0, _WIDEST) for token in value)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway_core.contract import CONTROL_PORT, SERVING_PORT
+from headway_core.contract import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT
 from headway_core.errors import InvalidInput
 
 from headway_runtime.command_line import parser
@@ -72,7 +72,7 @@ class Settings:
     replica_id: str = "runtime"
     drain_seconds: float = 30.0
     request_timeout: float = 600.0
-    max_body_bytes: int = 8 * 2**20
+    max_body_bytes: int = MAX_BODY_BYTES
     body_timeout: float = 30.0
     keep_alive_seconds: float = 120.0
     stalled_client_seconds: float = 60.0

@@ -1,5 +1,6 @@
 import dataclasses
 
+import pytest
 from headway_core.contract import Knobs, Policy, Pool, dump
 from headway_core.policy_book import PolicyBook
 from headway_core.slo import Objectives, PriorityClass, TtftObjective
@@ -41,6 +42,17 @@ def test_a_broken_document_keeps_the_last_good_one_and_its_age_grows():
     book.offer({"chat.json": dump(POLICY)}, 7.0)
     assert book.age("chat", 7.0) == 0.0
     assert book.acknowledgement("chat", Knobs(8), {}, 7.0).error is None
+
+
+@pytest.mark.parametrize("revision", [2**31, 10**30, 10**4000, -1])
+def test_a_revision_that_would_shut_out_every_later_one_is_refused(revision):
+    book = PolicyBook()
+    book.offer({"chat.json": dump(POLICY)}, 1.0)
+    assert book.offer({"chat.json": dump(POLICY).replace('"revision":5', f'"revision":{revision}')}, 2.0) == ()
+    assert "revision must be from 1 to 2147483647" in book.errors["chat.json"]
+    assert len(book.errors["chat.json"]) < 200
+    assert book.policies["chat"] == POLICY and book.age("chat", 2.0) == 1.0
+    assert book.offer({"chat.json": dump(revised(6))}, 3.0) == (revised(6),)
 
 
 def test_a_broken_neighbour_does_not_hold_back_the_others():

@@ -4,8 +4,13 @@ import asyncio
 import contextlib
 import json
 import time
+from pathlib import Path
 
 import pytest
+import yaml
+from headway_core import contract
+from headway_gateway import settings
+from headway_runtime import settings as runtime_settings
 
 LIMIT = 2_000_000
 
@@ -22,6 +27,18 @@ async def chunked(client, body, size=64 * 1024):
         client.writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
         await client.writer.drain()
     client.writer.write(b"0\r\n\r\n")
+
+
+def test_gateway_runtime_and_chart_have_one_limit(tmp_path):
+    (tmp_path / "config.json").touch()
+    chart = yaml.safe_load((Path(__file__).parents[2] / "charts/headway/values.yaml").read_text())
+    assert settings.Settings().max_body_bytes == contract.MAX_BODY_BYTES == chart["gateway"]["maxBodyBytes"]
+    # What the command lines make of nothing and of a flag.
+    gateway = ["--pool", "p=127.0.0.1:1"]
+    runtime = ["--model", str(tmp_path)]
+    for flag, limit in (([], contract.MAX_BODY_BYTES), (["--max-body-bytes", "1000"], 1000)):
+        assert settings.parse([*gateway, *flag]).max_body_bytes == limit
+        assert runtime_settings.from_arguments([*runtime, *flag]).max_body_bytes == limit
 
 
 async def test_bodies_up_to_the_limit_pass_at_any_transfer_coding(house, stub_runtime):

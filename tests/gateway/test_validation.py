@@ -4,6 +4,9 @@ import json
 
 import pytest
 from fastapi import FastAPI
+from headway_core.errors import RequestError
+from headway_gateway import api
+from headway_runtime.api.generation_request import parse_chat, parse_completion
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "A"}]
@@ -28,7 +31,7 @@ BAD = [
     (CHAT, {"messages": ["hello"]}, "messages[0]"),
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     (CHAT, {"messages": [{"role": "user", "content": "\ud83d"}]}, "messages[0].content"),
-    (CHAT, {"messages": [{"role": "user", "content": [5]}]}, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
     (CHAT, {"messages": USER, "max_completion_tokens": 5, "max_tokens": 50}, "max_completion_tokens"),
     (CHAT, {"messages": USER, "max_completion_tokens": -1}, "max_completion_tokens"),
 ]
@@ -69,6 +72,24 @@ async def test_bad_requests_get_the_same_400_with_and_without_streaming(house, s
             answers.append(reply.body)
         assert len(set(answers)) == 1
     assert stub.requests == []
+
+
+@pytest.mark.parametrize(("path", "members", "field"), [case for case in BAD if case[-1] != "service_tier"])
+def test_gateway_and_runtime_give_the_same_fault_the_same_code(path, members, field):
+    body = {"model": "m", **members}
+    with pytest.raises(RequestError) as at_the_gateway:
+        api.parse(api.Endpoint(path), json.dumps(body).encode())
+    with pytest.raises(RequestError) as at_the_runtime:
+        (parse_chat if path == CHAT else parse_completion)(body)
+    given = list(members.values())[-1] if members else None
+    code = at_the_gateway.value.code
+    assert code == at_the_runtime.value.code
+    assert at_the_gateway.value.field == field and at_the_runtime.value.field.startswith(field)
+    # By the JSON type, not by the rule that it breaks.
+    if not members:
+        assert code == "missing_required_parameter"
+    if type(given) is int and field != "prompt":
+        assert code == "invalid_value"
 
 
 async def test_absurd_bytes_never_become_a_server_error(house, stub_runtime):

@@ -24,6 +24,7 @@ MAX_COMPLETION_LOGPROBS = 5
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 """What `/v1/completions` generates when it is not told, as the OpenAI API does."""
+_MISSING = "missing_required_parameter"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Prompt = str | tuple[int, ...]
@@ -100,7 +101,7 @@ def parse_chat(data: dict[str, Any]) -> GenerationRequest:
 def _prompts(value: object) -> tuple[Prompt, ...]:
     """The four forms: a string, a list of strings, a list of token ids, a list of such lists."""
     if value is None:
-        raise RequestError("is required: a string, a list of strings, a list of token ids or a list of such lists", "prompt")
+        raise RequestError("is required: a string, a list of strings, a list of token ids or a list of such lists", "prompt", _MISSING)
     if isinstance(value, str):
         return (check_text(value, "prompt"),)
     if isinstance(value, list) and value:
@@ -111,9 +112,8 @@ def _prompts(value: object) -> tuple[Prompt, ...]:
         if all(isinstance(item, list) for item in value):
             return tuple(_token_ids(item, f"prompt[{at}]") for at, item in enumerate(value))
     what = "an empty list" if value == [] else "a list of mixed or other kinds" if isinstance(value, list) else shown(value)
-    raise RequestError(
-        f"must be a string, a list of strings, a list of token ids or a list of such lists, not {what}", "prompt", "invalid_type"
-    )
+    code = "invalid_value" if value == [] else "invalid_type"
+    raise RequestError(f"must be a string, a list of strings, a list of token ids or a list of such lists, not {what}", "prompt", code)
 
 
 def _token_ids(value: list[Any], field: str) -> tuple[int, ...]:
@@ -121,14 +121,15 @@ def _token_ids(value: list[Any], field: str) -> tuple[int, ...]:
         raise RequestError("holds no token ids: a prompt has at least one token", field)
     for item in value:
         if type(item) is not int or not 0 <= item < 2**31:
-            raise RequestError(f"must hold token ids, whole numbers from 0, not {shown(item)}", field, "invalid_type")
+            code = "invalid_value" if type(item) is int else "invalid_type"
+            raise RequestError(f"must hold token ids, whole numbers from 0, not {shown(item)}", field, code)
     return tuple(value)
 
 
 def _messages(fields: Fields) -> tuple[dict[str, Any], ...]:
     given = fields.items("messages")
     if not given:
-        raise RequestError("is required: a list of at least one message", "messages")
+        raise RequestError("is required: a list of at least one message", "messages", _MISSING if given is None else "invalid_value")
     return tuple(_message(item, f"messages[{at}]") for at, item in enumerate(given))
 
 
@@ -138,10 +139,11 @@ def _message(item: object, path: str) -> dict[str, Any]:
     fields = Fields(item, f"{path}.")
     role = fields.text("role")
     if role not in ROLES:
-        raise RequestError(f"must be one of {', '.join(ROLES)}, not {shown(role)}", f"{path}.role")
+        code = _MISSING if role is None else "invalid_value"
+        raise RequestError(f"must be one of {', '.join(ROLES)}, not {shown(role)}", f"{path}.role", code)
     content = _content(item.get("content"), f"{path}.content")
     if content is None and role != "assistant":
-        raise RequestError("is required", f"{path}.content")
+        raise RequestError("is required", f"{path}.content", _MISSING)
     # Only what templates know goes on; a developer message is what templates call system.
     message: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content or ""}
     name = fields.text("name")
@@ -172,7 +174,7 @@ def _content(value: object, path: str) -> str | None:
             )
         text = Fields(item, f"{where}.").text("text")
         if text is None:
-            raise RequestError("is required", f"{where}.text")
+            raise RequestError("is required", f"{where}.text", _MISSING)
         parts.append(text)
     return "".join(parts)
 
