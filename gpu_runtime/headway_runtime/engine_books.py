@@ -17,8 +17,8 @@ from headway_core.rates import EngineRates
 
 from headway_runtime.messages import EngineLoad
 
-MIX_SECONDS = 120.0
-"""How far back the mix looks."""
+MIX_SECONDS = 60.0
+"""How far back the mix looks: as far as a promise is judged by default. Until old requests are forgotten, knobs are wrong for new ones."""
 _MAX_FINISHED = 2000
 
 

@@ -29,3 +29,13 @@ def test_a_quiet_engine_expects_what_its_step_time_says():
     made.left(Finished(at=1.0, prompt=100, cached=20, output=40))
     # 8 sequences finish 8/40 requests an iteration and prefill 0.2 · 80 = 16 tokens in it: 20 + 16 + 8 ms.
     assert made.snapshot(2.0).completion_rate == pytest.approx(8 / (40 * 0.044))
+
+
+def test_the_mix_is_that_of_the_last_minute():
+    made = books(StepTimeModel.from_report(STEP))
+    made.left(Finished(at=1.0, prompt=64, cached=0, output=40))
+    made.left(Finished(at=31.0, prompt=256, cached=0, output=10))
+    assert made.snapshot(60.0).mix.prompt_tokens == (64 + 256) / 2
+    shifted = made.snapshot(62.0).mix
+    assert (shifted.requests, shifted.prompt_tokens, shifted.output_tokens) == (1, 256, 10)
+    assert made.snapshot(92.0).mix is None
