@@ -21,6 +21,7 @@ from rich.table import Table
 from headway_cli.bench_figures import Figures, by_class, by_prompt_quartile, figures
 from headway_cli.bench_plot import page
 from headway_cli.load_generator import Planned, PromptWriter, Record, Target, first_model, learn_prompt_length, run_load
+from headway_cli.result_file import check_result_file
 from headway_cli.slo_file import DEFAULT, read_slo
 from headway_cli.trace_options import add_trace_options, choose_trace, parse_mix
 
@@ -79,6 +80,8 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         InvalidInput, ConnectionError: with a sentence for the person at the terminal.
     """
+    check_result_file(given.json, "--json")
+    check_result_file(given.plot, "--plot")
     slo = read_slo(given.slo)
     shares = parse_mix(given.mix, slo.classes, slo.default_class)
     trace = choose_trace(given)

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 from headway_core.contract import PATH_LOAD, ReplicaState, RuntimeReport, dump, load_runtime_report
 from headway_core.errors import DocumentError
-from headway_runtime.settings import find_model
+from headway_runtime.settings import find_model, from_arguments
 
 from headway_cli.result_file import check_result_file
 from headway_cli.straight_line import straight_line
@@ -59,6 +59,7 @@ def run(given: argparse.Namespace) -> int:
     """
     check_result_file(given.json, "--json")
     model = find_model(given.model)
+    from_arguments(["--model", str(model), *given.runtime_arguments])  # says itself which flag it cannot honour
     with tempfile.TemporaryDirectory(prefix="headway-") as folder:
         control = free_port()
         child = Child("runtime", _arguments(model, control, given.runtime_arguments), Path(folder) / "runtime.log")

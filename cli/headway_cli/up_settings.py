@@ -10,7 +10,7 @@ from pathlib import Path
 from headway_core.contract import SERVING_PORT
 from headway_core.errors import InvalidInput
 from headway_core.slo import ServingSLO
-from headway_runtime.settings import find_model
+from headway_runtime.settings import find_model, from_arguments
 
 from headway_cli.slo_file import DEFAULT, read_slo
 from headway_cli.supervisor import port_is_free
@@ -95,8 +95,14 @@ def check(given: argparse.Namespace) -> UpSettings:
         raise InvalidInput(f"--threads must be at least 1, not {threads}")
     slo = read_slo(given.slo)
     model = find_model(given.model)
+    from_arguments(["--model", str(model), *given.runtime_arguments])  # says itself which flag it cannot honour
     if not port_is_free(given.host, given.port):
         raise InvalidInput(f"port {given.port} on {given.host} is taken: stop what listens there, or choose another with --port")
+    if given.state is not None:
+        try:
+            given.state.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(f"--state {given.state}: cannot be made a folder ({error.strerror}): name another") from error
     return UpSettings(
         model=model,
         replicas=given.replicas,

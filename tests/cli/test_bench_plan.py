@@ -2,6 +2,7 @@ import argparse
 
 import pytest
 from headway_cli import bench
+from headway_cli.__main__ import main
 from headway_cli.bench_figures import figures
 from headway_cli.bench_plot import page
 from headway_cli.load_generator import Planned, Record
@@ -50,6 +51,12 @@ def test_pace_is_a_speed_or_a_rate():
 def test_what_cannot_be_replayed_is_refused_in_words(words, message):
     with pytest.raises(InvalidInput, match=message):
         choose_trace(arguments(*words))
+
+
+def test_where_nothing_can_be_written_is_refused_before_the_load(capsys):
+    for flag in ("--json", "--plot"):
+        assert main(["bench", "--url", "http://127.0.0.1:9", flag, "/nowhere/run"]) == 2
+        assert f"{flag} /nowhere/run: its folder does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("mix", ["nobody=1", "batch", "batch=x", "batch=-1", "batch=0", "batch=nan"])

@@ -59,7 +59,12 @@ def test_a_model_that_cannot_be_served_ends_with_1_and_the_runtimes_own_words(tm
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), [(["--model", "/nowhere"], "/nowhere"), (["--json", "/nowhere/replica.json"], "folder does not exist")]
+    ("words", "message"),
+    [
+        (["--model", "/nowhere"], "/nowhere"),
+        (["--json", "/nowhere/replica.json"], "folder does not exist"),
+        (["--", "--max-num-seqs", "0"], "--max-num-seqs: must be from 1"),
+    ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_starts(words, message, capsys):
     assert main(["calibrate", *words]) == 2

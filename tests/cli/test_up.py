@@ -129,6 +129,9 @@ def test_from_start_to_a_changed_promise_to_a_clean_stop(running):
         (["--port", "{taken}"], "is taken"),
         (["--threads", "0"], "--threads"),
         (["--drain-seconds", "-1"], "--drain-seconds"),
+        (["--state", "/dev/null/state"], "--state /dev/null/state"),
+        (["--", "--max-num-seqs", "0"], "--max-num-seqs: must be from 1"),
+        (["--", "--no-such-flag"], "--no-such-flag"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_heavy_starts(tmp_path, arguments, words):
