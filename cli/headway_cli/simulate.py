@@ -35,7 +35,8 @@ examples:
 
 The door and the schedulers are those that serve; only the clock and the forward pass are made up, so a run is repeatable and tells what a
 policy does, not how fast this machine is. Shares are over all offered requests: shed ones are misses. The replica, unless it is named, is
-computed: an 8-billion-parameter model on one accelerator.
+computed: an 8-billion-parameter model on one accelerator. The optimum is that of one server which takes requests one after the other, the
+largest model for which it can be computed; replicas, which serve many at once, may keep more than it or less.
 """
 
 _ACCELERATOR_KV_TOKENS = 1 << 18

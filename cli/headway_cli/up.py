@@ -206,8 +206,10 @@ async def _model_name(client: httpx.AsyncClient, url: str) -> str:
 def _welcome(deployment: Deployment, model: str) -> str:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = json.dumps({"model": model, "messages": question, "max_tokens": 40, "temperature": 0})
+    control = deployment.gateway_control_url
     return (
         f"\nready: {deployment.url}  (its status page is the same address in a browser)\n\n"
         f"curl {deployment.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
         f"the promise: {deployment.settings.slo_path} (edit it, it is read again); Ctrl-C stops\n"
+        f"metrics: {control}/metrics; why the knobs are as they are: `headway plan --from {control}`\n"
     )

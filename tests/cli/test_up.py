@@ -91,6 +91,14 @@ def test_from_start_to_a_changed_promise_to_a_clean_stop(running):
     printed = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, check=True, timeout=60)
     assert "Paris" in printed.stdout
 
+    # So does the printed plan; a handful of requests is too few for a mix, unless it is said.
+    plan = [sys.executable, "-m", "headway_cli", "plan", "--watch", "1", "--prompt-tokens", "40", "--output-tokens", "12", "--from"]
+    planned = subprocess.run(
+        [*plan, re.search(r"headway plan --from (\S+)`", up.said)[1]], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    assert "max_num_seqs" in planned.stdout
+
     # A broken edit changes nothing and is named by its line; a good one is in force at once.
     good = up.slo.read_text()
     up.slo.write_text(good.replace("target: 2s", "target: 2.5s"))
