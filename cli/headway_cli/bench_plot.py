@@ -106,9 +106,9 @@ def _distribution(caption: str, values: Sequence[float], targets: Sequence[float
         return 8 + (1 - share) * (_HEIGHT - _BOTTOM - 8)
 
     points = " ".join(f"{x(value):.1f},{y((index + 1) / len(values)):.1f}" for index, value in enumerate(values))
-    marks = "".join(
-        f'<text x="{x(10**power):.0f}" y="{_HEIGHT - 12}">{10**power:g}</text>' for power in range(math.ceil(low), math.floor(high) + 1)
-    )
+    steps = (factor * 10.0**power for power in range(math.floor(low), math.ceil(high)) for factor in (1, 2, 5))
+    ticks = [tick for tick in steps if low <= math.log10(tick) <= high]
+    marks = "".join(f'<text x="{x(tick):.0f}" y="{_HEIGHT - 12}">{tick:g}</text>' for tick in ticks)
     levels = "".join(f'<text x="6" y="{y(share) + 4:.0f}">{share:.0%}</text>' for share in (0.0, 0.5, 0.95))
     lines = "".join(f'<path class=target d="M{x(target):.1f} 8V{_HEIGHT - _BOTTOM}"/>' for target in sorted(set(targets)))
     return _frame(f'{lines}<polyline class=main points="{points}"/>{marks}{levels}', caption)
