@@ -17,14 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from headway_runtime.attention_layout import Run, Span, chunk_span, decode_runs
+from headway_runtime.attention_layout import Run, Span, chunk_span, decode_runs, visible_keys
 from headway_runtime.flat_batch import FlatBatch
 from headway_runtime.kv_cache import KVCache
 from headway_runtime.models.config import ModelConfig
 
 _SLACK = 1.25
 _BAG_ENTRIES = 1 << 22
-"""Most rows of keys that one call adds up: bounds the index arrays of very long contexts."""
+"""Rows of keys from which on a run takes no further row. Index arrays take groups · (1 / block_size + 1 / head_dim) / 2 of the bytes of
+the keys and values of one layer."""
 _TILE = 64
 
 
@@ -69,6 +70,8 @@ class CpuAttention:
         self._row_type = np.int32 if cache.data.numel() < 2**31 else np.int64
         self._most_blocks = max(1, _BAG_ENTRIES // (config.num_heads * max(cache.head_dim, cache.block_size)))
         self._buffer = torch.empty(0, dtype=cache.data.dtype)
+        self._masks: dict[int | None, torch.Tensor] = {}
+        """For each window (_TILE, keys) additive, up to the newest token."""
         self._decodes: dict[int | None, list[_Decodes]] = {}
         self._prefills: dict[int | None, list[_Prefill]] = {}
         self._slots = (torch.empty(0, dtype=torch.int64),) * 2
@@ -81,7 +84,9 @@ class CpuAttention:
         for window in dict.fromkeys(self._windows):
             runs = decode_runs(batch, tables, size, window, slack=_SLACK, most_blocks=self._most_blocks)
             self._decodes[window] = [self._bags_of(run) for run in runs]
-            self._prefills[window] = [self._pieces_of(chunk_span(chunk, tables, size, window, tile=_TILE)) for chunk in batch.chunks]
+            spans = [chunk_span(chunk, tables, size, window, tile=_TILE) for chunk in batch.chunks]
+            self._grow_mask(window, max((span.tiles[-1].keys for span in spans), default=0))
+            self._prefills[window] = [self._pieces_of(span, self._masks[window]) for span in spans]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `models.decoder.Attention`."""
@@ -148,10 +153,18 @@ class CpuAttention:
         bags = np.arange(0, flat.size + 1, rows.shape[4] * blocks, dtype=self._row_type)
         return torch.from_numpy(flat), torch.from_numpy(bags)
 
-    def _pieces_of(self, span: Span) -> _Prefill:
+    def _grow_mask(self, window: int | None, keys: int) -> None:
+        """One mask serves all tiles, however far they are in their sequences: each takes the corner of it that it needs."""
+        held = self._masks.get(window)
+        if held is None or held.shape[1] < keys:
+            self._masks[window] = self._mask(visible_keys(_TILE, keys * 5 // 4, window))
+
+    def _pieces_of(self, span: Span, mask: torch.Tensor) -> _Prefill:
         keys = self._cache.key_pieces(span.table)
         pieces = torch.from_numpy(np.stack((keys, keys + self._cache.kv_heads)).reshape(-1))
-        tiles = tuple((tile.first, tile.last, tile.keys, self._mask(tile.visible)) for tile in span.tiles)
+        tiles = tuple(
+            (tile.first, tile.last, tile.keys, mask[_TILE - (tile.last - tile.first) :, mask.shape[1] - tile.keys :]) for tile in span.tiles
+        )
         return _Prefill(span.first, span.last, span.table.shape[1], pieces, tiles)
 
     def _mask(self, visible: NDArray[np.bool_]) -> torch.Tensor:

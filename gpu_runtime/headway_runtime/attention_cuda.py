@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from headway_runtime.attention_layout import chunk_span, decode_runs
+from headway_runtime.attention_layout import chunk_span, decode_runs, visible_keys
 from headway_runtime.flat_batch import FlatBatch
 from headway_runtime.kv_cache import KVCache
 from headway_runtime.logit_edits import to_device
@@ -63,11 +63,11 @@ class CudaAttention:
         for window in dict.fromkeys(self._windows):
             runs = decode_runs(batch, tables, size, window, slack=_SLACK, most_blocks=_MOST_BLOCKS)
             self._decodes[window] = [self._gather(run.first, run.last, run.table, [(0, 1, 0, run.visible)]) for run in runs]
+            self._prefills[window] = []
             spans = [chunk_span(chunk, tables, size, window, tile=_TILE) for chunk in batch.chunks]
-            self._prefills[window] = [
-                self._gather(span.first, span.last, span.table, [(tile.first, tile.last, tile.keys, tile.visible) for tile in span.tiles])
-                for span in spans
-            ]
+            for span in spans:
+                tiles = [(one.first, one.last, one.keys, visible_keys(one.last - one.first, one.keys, window)) for one in span.tiles]
+                self._prefills[window].append(self._gather(span.first, span.last, span.table, tiles))
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `models.decoder.Attention`."""

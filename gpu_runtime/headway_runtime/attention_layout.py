@@ -28,13 +28,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Queries [first, last) of a chunk over the first `keys` keys of its blocks."""
+    """Queries [first, last) of a chunk over the first `keys` keys of its blocks, of which the last is the last query's own."""
 
     first: int
     last: int
     keys: int
-    visible: NDArray[np.bool_]
-    """(queries, keys)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +86,17 @@ def chunk_span(chunk: Chunk, tables: NDArray[np.int32], block_size: int, window:
     oldest = 0 if window is None else max(chunk.start - window + 1, 0)
     first_block, last_block = oldest // block_size, (chunk.start + chunk.count - 1) // block_size
     origin = first_block * block_size
-    tiles = []
-    for first in range(0, chunk.count, tile):
-        last = min(first + tile, chunk.count)
-        queries = np.arange(chunk.start + first, chunk.start + last)[:, None]
-        keys = origin + np.arange(chunk.start + last - origin)
-        visible = keys <= queries if window is None else (keys <= queries) & (keys > queries - window)
-        tiles.append(Tile(first, last, len(keys), visible))
+    lasts = (min(first + tile, chunk.count) for first in range(0, chunk.count, tile))
+    tiles = tuple(Tile((last - 1) // tile * tile, last, chunk.start + last - origin) for last in lasts)
     table = tables[chunk.row, None, first_block : last_block + 1]
-    return Span(chunk.offset, chunk.offset + chunk.count, table, tuple(tiles))
+    return Span(chunk.offset, chunk.offset + chunk.count, table, tiles)
+
+
+def visible_keys(queries: int, keys: int, window: int | None) -> NDArray[np.bool_]:
+    """(queries, keys): what the newest `queries` tokens of a sequence see of its newest `keys`.
+
+    It says nothing of where they stand, so a part of it that ends at the same corner is what fewer queries see of fewer keys.
+    """
+    ages = np.arange(queries - 1, -1, -1)[:, None], np.arange(keys - 1, -1, -1)
+    visible = ages[0] <= ages[1]
+    return visible if window is None else visible & (ages[1] - ages[0] < window)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -104,3 +106,57 @@ def test_decoding_rows_are_never_padded_to_the_longest():
     attention.begin(flatten([Item(row, 0, row, length - 1, 1, True, ()) for row, length in enumerate(lengths)]))
     read = sum(run.value_rows.numel() for run in attention._decodes[None]) / config.num_heads
     assert read < 1.25 * sum(lengths)
+
+
+def held_bytes(parts):
+    """Bytes of the storages behind all tensors in nested tuples, lists, dictionaries and dataclasses; a shared one counts once."""
+    storages, stack = {}, [parts]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, torch.Tensor):
+            storages[part.untyped_storage().data_ptr()] = part.untyped_storage().nbytes()
+        elif isinstance(part, dict):
+            stack += part.values()
+        elif isinstance(part, (list, tuple)):
+            stack += part
+        elif dataclasses.is_dataclass(part):
+            stack += [getattr(part, field.name) for field in dataclasses.fields(part)]
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("window", [None, 70_000])
+def test_a_long_context_costs_little_beside_its_keys_and_values(window):
+    length, block_size, layers = 100_000, 32, 1 if window is None else 2
+    config = config_with(window, layers=layers)
+    blocks = -(-length // block_size)
+    torch.manual_seed(5)
+    cache = KVCache(config, blocks, block_size, torch.float32, torch.device("cpu"))
+    cache.data.normal_()
+    tables = np.random.default_rng(5).permutation(blocks).astype(np.int32)[None]
+    attention = CpuAttention(config, cache, tables)
+    groups, head_dim = 3, config.head_dim
+
+    attention.begin(flatten([Item(0, 0, 0, length - 1, 1, True, ())]))
+    one_layer = cache.data.nbytes / layers
+    assert held_bytes(attention._decodes) <= 1.1 * layers * one_layer * groups * (1 / block_size + 1 / head_dim) / 2
+
+    held = {}
+    for count in (64, 1024):
+        attention.begin(flatten([Item(0, 0, 0, length - count, count, True, ())]))
+        held[count] = held_bytes((attention._prefills, attention._masks))
+    assert held[1024] < 1.1 * held[64], "a longer chunk needs no more"
+
+    layer = layers - 1
+    for start in (length - 1, length - 100):
+        batch = flatten([Item(0, 0, 0, start, length - start, True, ())])
+        attention.begin(batch)
+        q = torch.randn(len(batch.rows), config.num_heads, head_dim)
+        new_keys, new_values = (torch.randn(len(batch.rows), 2, head_dim) for _ in range(2))
+        for one in range(layers):
+            out = attention.attend(one, q, new_keys, new_values).view(q.shape)
+        order = torch.from_numpy(tables[0].astype(np.int64))
+        keys = cache._keys[order, layer].permute(0, 3, 1, 2).flatten(0, 1)  # (tokens, H, D)
+        values = cache._values[order, layer].transpose(1, 2).flatten(0, 1)
+        for place in {0, len(batch.rows) - 1}:
+            expected = plain(q[place], keys, values, start + place, config.windows[layer])
+            torch.testing.assert_close(out[place], expected, rtol=1e-4, atol=1e-5)
