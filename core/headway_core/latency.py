@@ -7,10 +7,11 @@ A line is the wrong shape, because a matrix product costs ``max(reading the weig
 with m = prefill tokens + decode rows, and no coefficient is negative. The runtime measures a grid of shapes at start
 (`calibration_shapes`), where rows, context and prefill vary independently; in traffic they do not, and a fit of traffic alone misjudges
 what it has not seen. The grid stays as a prior worth `PRIOR` iterations; later iterations refine it and are forgotten over `MEMORY`
-iterations, so drift is followed.
+iterations. That is too slow for a machine that another load makes slower as a whole, so a prediction is the fit times its drift: the median
+of actual over fitted time of the last `DRIFT` iterations.
 
-Errors count in proportion to the predicted time, residuals beyond 3 median absolute deviations count as that much, and the first use of a
-shape counts not at all. The quality that is published is the median error of predictions made before the iteration ran.
+Errors count in proportion to the predicted time, those beyond 3 median absolute deviations count as that much, and the first use of a shape
+counts not at all. The quality that is published is the median error of predictions made before the iteration ran.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ PRIOR = 100.0
 """Iterations that the calibration is worth for ever."""
 MEMORY = 1000.0
 """Iterations after which an observation counts 1/e of a new one."""
+DRIFT = 64
+"""Iterations that the drift is taken from: half of them show a change, and chance moves their median by a sixth of the noise of one."""
 CLIP = 3.0
-"""Residuals are clipped at so many median absolute deviations."""
+"""What an iteration says is clipped at so many median absolute deviations from the drift."""
 
 _REFIT_EVERY = 8
-_RECENT = 64
-"""Residuals that the deviation is taken from, few, so that a change of regime is soon not an outlier any more."""
+_FEWEST = 16
+"""Iterations from which on a median of them means something."""
 _WINDOW = 256
 """Predictions that the published error is taken from."""
 _LEAST_DEVIATION = 0.01
@@ -54,7 +57,8 @@ class StepTimeModel:
         self._prior = _Statistics()
         self._recent = _Statistics()
         self._used: set[int] = set()
-        self._residuals: deque[float] = deque(maxlen=_RECENT)
+        self._ratios: deque[float] = deque(maxlen=DRIFT)
+        self._drift = 1.0
         self._errors: deque[float] = deque(maxlen=_WINDOW)
 
     @classmethod
@@ -77,7 +81,7 @@ class StepTimeModel:
             max_model_len=_LONGEST_CONTEXT,
             pool_tokens=_LONGEST_CONTEXT * (report.max_decode_rows + 2),
         )
-        model._prior.add_all(((_features(shape, model.knee), model._seconds(shape)) for shape in shapes), PRIOR)
+        model._prior.add_all(((_features(shape, model.knee), model._fitted(shape)) for shape in shapes), PRIOR)
         return model
 
     def calibrate(self, measured: Iterable[tuple[Shape, float]]) -> None:
@@ -103,6 +107,8 @@ class StepTimeModel:
         self._prior.add_all(((_features(shape, self.knee), seconds) for shape, seconds in points), PRIOR)
         self._recent = _Statistics()
         self._coefficients = _fit(points, self.knee)[0]
+        self._ratios.clear()
+        self._drift = 1.0
 
     def observe(self, shape: Shape, seconds: float) -> None:
         """Learns from an iteration of traffic. Raises ValueError when the time is not positive."""
@@ -113,21 +119,23 @@ class StepTimeModel:
         if predicted is None or first_use:
             return
         self._errors.append(abs(predicted - seconds) / seconds)
-        scale = max(predicted, seconds / 10)  # a shape may be predicted to take no time at all
-        residual = (seconds - predicted) / scale
-        clipped = residual
-        if len(self._residuals) >= _RECENT // 4:
-            bound = CLIP * max(_LEAST_DEVIATION, median(map(abs, self._residuals)))
-            clipped = max(-bound, min(bound, residual))
-        self._residuals.append(residual)
+        fitted = self._fitted(shape)
+        scale = max(fitted, seconds / 10)  # a shape may be fitted to take no time at all
+        ratio = clipped = seconds / scale
+        if len(self._ratios) >= _FEWEST:
+            bound = CLIP * max(_LEAST_DEVIATION, median(abs(known - self._drift) for known in self._ratios))
+            clipped = max(self._drift - bound, min(self._drift + bound, ratio))
+        self._ratios.append(ratio)
+        if len(self._ratios) >= _FEWEST:
+            self._drift = median(self._ratios)
         self._recent.decay(1 - 1 / MEMORY)
-        self._recent.add(_features(shape, self.knee), predicted + scale * clipped, scale**-2)
+        self._recent.add(_features(shape, self.knee), scale * clipped, scale**-2)
         if self.samples % _REFIT_EVERY == 0:
             self._coefficients = self._prior.plus(self._recent).solve()
 
     def predict(self, shape: Shape) -> float | None:
         """Seconds for an iteration of this shape; None before there is anything to predict from."""
-        return None if self._coefficients is None else self._seconds(shape)
+        return None if self._coefficients is None else self._drift * self._fitted(shape)
 
     def decode_seconds(self, decode_rows: int, context_tokens: int) -> float | None:
         """Seconds for an iteration of so many decodes holding so much context in all, without prefill."""
@@ -151,7 +159,7 @@ class StepTimeModel:
                 context_tokens=context_tokens,
                 sampled_rows=decode_rows + (tokens > 0),
             )
-            return self._seconds(shape) <= limit_seconds
+            return self._drift * self._fitted(shape) <= limit_seconds
 
         # t grows with p, because no coefficient is negative.
         low, high = 0, at_most
@@ -172,7 +180,7 @@ class StepTimeModel:
         """What to publish; None before there is anything to predict from."""
         if self._coefficients is None:
             return None
-        base, per_row, per_row_above, per_context_token, per_prefill_pair, per_sampled_row = self._coefficients
+        base, per_row, per_row_above, per_context_token, per_prefill_pair, per_sampled_row = (b * self._drift for b in self._coefficients)
         return StepTimeReport(
             base=base,
             per_row=per_row,
@@ -187,7 +195,7 @@ class StepTimeModel:
             relative_error=self.relative_error,
         )
 
-    def _seconds(self, shape: Shape) -> float:
+    def _fitted(self, shape: Shape) -> float:
         features = _features(shape, self.knee)
         return sum(b * x for b, x in zip(self._coefficients or (), features, strict=True))
 
