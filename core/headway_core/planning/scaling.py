@@ -78,11 +78,11 @@ def wanted_replicas(snapshot: Snapshot, slo: ServingSLO, found: Estimate, memory
     blocked = _unknown(snapshot)
     traffic = snapshot.traffic
     if blocked or traffic is None:
-        return Wish(None, f"replicas stay at {scale}: {blocked or 'demand is not known yet'}"), memory
+        return _held(snapshot, slo, scale, blocked or "demand is not known yet"), memory
     memory = _remember_known(snapshot, memory, now)
     need = _needed(traffic, snapshot.saturated, slo, memory, scale)
     if need is None:
-        return Wish(None, f"replicas stay at {scale}: what one replica carries is not known"), memory
+        return _held(snapshot, slo, scale, "what one replica carries is not known"), memory
     wish, message = need
     longest = max(slo.window, slo.scale_down_stabilization, slo.scale_up_stabilization)
     kept = tuple(entry for entry in memory.recommendations if entry[0] > now - longest)
@@ -92,6 +92,14 @@ def wanted_replicas(snapshot: Snapshot, slo: ServingSLO, found: Estimate, memory
     )
     clipped = bounds.clip(stable)
     return Wish(clipped, message + why, unbounded=wish), memory
+
+
+def _held(snapshot: Snapshot, slo: ServingSLO, scale: int, why: str) -> Wish:
+    """What there is, since the load asks for no number; but no more than the maximum, which somebody may just have lowered."""
+    most = slo.bounds.replicas.max if slo.bounds.replicas else None
+    if most is not None and scale > most and not snapshot.rolling:
+        return Wish(most, f"{scale} replicas are more than spec.bounds.replicas.max {most}")
+    return Wish(None, f"replicas stay at {scale}: {why}")
 
 
 def _unknown(snapshot: Snapshot) -> str:

@@ -222,6 +222,17 @@ class TestReplicas:
         decision = plan(make.snapshot(0, 0, replicas=(), policy=tuned(slo)), slo, Memory(), 0.0)
         assert of_kind(decision, Scale)[0].replicas == 2
 
+    @pytest.mark.parametrize("rest", [{"step_time": None}, {"age": None}], ids=["capacity", "demand"])
+    def test_more_than_a_lowered_maximum_is_cured_even_when_the_load_is_not_known(self, make, rest):
+        slo = make.slo(bounds={"replicas": {"min": 1, "max": 2}})
+        replicas = tuple(make.replica(f"pod-{index}", **rest) for index in range(3))
+        decision = plan(make.snapshot(1.0, 3, replicas=replicas), slo, Memory(), 0.0)
+        (cordon,) = of_kind(decision, Cordon)
+        assert len(cordon.replicas) == 1 and "3 replicas are more than spec.bounds.replicas.max 2" in cordon.message
+        policy = make.policy(slo, cordoned=cordon.replicas)
+        rolling = plan(make.snapshot(1.0, 3, replicas=replicas, rolling=True, policy=policy), slo, Memory(), 0.0)
+        assert of_kind(rolling, Scale) == []
+
     def test_without_bounds_and_under_a_foreign_autoscaler_replicas_are_left_alone(self, make, best, tuned):
         free = make.slo(bounds={})
         decision = plan(make.snapshot(best.rate * 6.5, policy=tuned(free)), free, Memory(), 0.0)
