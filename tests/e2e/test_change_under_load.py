@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -66,7 +67,7 @@ def test_a_replica_that_is_no_longer_needed_is_cordoned_and_goes_once_it_is_empt
     deeds = Deeds(cluster.audit, namespace, release.part("operator"))
     with traffic(release, tmp_path) as flowing, watch(release) as watched:
         bound(release, 2)
-        cluster.wait_for(lambda: len(busy(release)) == 2, "a second replica serves", patience=90)
+        cluster.wait_for(lambda: len(busy(watched)) == 2 == len(ready(release)), "a second one serves", patience=90)
         asked = time.time()
         bound(release, 1)
         cluster.wait_for(lambda: deeds.scalings(asked) != [], "one replica is asked for", patience=90, pause=1)
@@ -121,16 +122,20 @@ def two_nodes() -> Iterator[FullCluster]:
 
 def bound(release: Release, replicas: int) -> None:
     """Has the operator keep exactly so many."""
-    bounds = {"replicas": {"min": replicas, "max": replicas}}
-    promise(release, mode="Enforce", bounds=bounds, evaluation={"window": "20s", "minSamples": 3})
+    spec = {"mode": "Enforce", "bounds": {"replicas": {"min": replicas, "max": replicas}}}
+    release.cluster.kubectl("patch", "sslo/chat", "-n", release.namespace, "--type", "merge", "-p", json.dumps({"spec": spec}))
 
 
 def watch(release: Release) -> FleetWatch:
     return FleetWatch(release.cluster.kubeconfig, release.namespace, f"headway.dev/runtime={release.part('chat')}", every=0.5)
 
 
-def busy(release: Release) -> list[str]:
-    return [name for name, report in release.runtimes().items() if report.running]
+def busy(watched: FleetWatch) -> list[str]:
+    return [name for name, report in watched.last.reports.items() if report.running]
+
+
+def ready(release: Release) -> list[str]:
+    return [name for name, pod in release.pods("runtime").items() if pod.ready]
 
 
 def everybody(release: Release) -> dict[str, Pod]:
