@@ -40,8 +40,8 @@ def main() -> None:
 
 async def run(settings: Settings) -> None:
     """Raises ApiError without credentials, OSError when the port is taken."""
-    kube = Kube(settings.concurrency)
-    lease = Lease(kube, settings.lease_namespace, settings.lease_name, settings.identity)
+    kube = Kube(settings.concurrency, settings.lease_duration / 3)
+    lease = Lease(kube, settings.lease_namespace, settings.lease_name, settings.identity, duration=settings.lease_duration)
     observer = Observer(settings)
     applier = Applier(kube, lambda: lease.held)
 
@@ -64,7 +64,6 @@ async def run(settings: Settings) -> None:
         await lease.release()  # before kopf has closed its watches, which takes seconds: another operator may start at once
         results += await _end(watching)
         await asyncio.to_thread(server.close)
-        await observer.close()
         await kube.close()
     for result in results:
         if isinstance(result, Exception):

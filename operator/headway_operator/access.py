@@ -61,6 +61,8 @@ class Access:
 
     def lacks(self, namespace: str, condition: str | None = None) -> tuple[Right, ...]:
         """Rights missing for objects of `namespace`, in the order of `NEEDED`; only those that `condition` needs, when it is given."""
+        if not self.missing:
+            return ()
         missing = {right for place, right in self.missing if place in ("", namespace)}
         return tuple(right for right in NEEDED if right in missing and condition in (None, right.condition))
 

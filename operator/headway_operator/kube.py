@@ -24,8 +24,6 @@ APPLY_PATCH = "application/apply-patch+yaml"
 
 _ATTEMPTS = 3
 _LONGEST_PAUSE = 2.0
-_TIMEOUT = httpx.Timeout(5.0, connect=3.0)
-"""A write begun before the lease was lost must have ended before another operator may act."""
 
 
 class ApiError(HeadwayError):
@@ -60,14 +58,17 @@ class ApiError(HeadwayError):
 class Kube:
     """One API server. `close` it at the end."""
 
-    def __init__(self, concurrency: int = 16) -> None:
-        """Raises ApiError when there are no credentials to be found."""
+    def __init__(self, concurrency: int = 16, timeout: float = 5.0) -> None:
+        """`timeout` in seconds: a write begun before the lease was lost must have ended before another operator may act.
+
+        Raises ApiError when there are no credentials to be found.
+        """
         self._configuration = _configuration()
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         self._http = httpx.AsyncClient(
             base_url=self._configuration.host,
             verify=_tls(self._configuration),
-            timeout=_TIMEOUT,
+            timeout=httpx.Timeout(timeout, connect=0.6 * timeout),
             limits=limits,
             trust_env=False,
             headers={"User-Agent": "headway-operator"},

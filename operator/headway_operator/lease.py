@@ -1,13 +1,14 @@
 """Who acts: a coordination.k8s.io Lease, as Kubernetes' own controllers use it. Others' clocks are never compared, only changes seen.
 
 The holder renews every 2 s and stops acting when it could not for 10 s; another takes over when it saw no renewal for 15 s. The gap is the
-time that a write begun in time may still take.
+time that a write begun in time may still take. Another duration than 15 s changes all three by the same factor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,7 +17,8 @@ from typing import Any
 from headway_operator.kube import ApiError, Kube
 from headway_operator.metrics import LEADING
 
-DURATION, DEADLINE, PERIOD = 15.0, 10.0, 2.0
+DURATION = 15.0
+"""Seconds by default."""
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +26,15 @@ log = logging.getLogger(__name__)
 class Lease:
     """One operator's hold on the lease. `run` it; ask `held` before every write."""
 
-    def __init__(self, kube: Kube, namespace: str, name: str, identity: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, kube: Kube, namespace: str, name: str, identity: str, clock: Callable[[], float] = time.monotonic, duration: float = DURATION
+    ) -> None:
         self._kube = kube
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._path = f"{self._collection}/{name}"
         self._name = name
         self.identity = identity
+        self._duration, self._deadline, self._period = duration, duration * 2 / 3, duration * 2 / 15
         self._clock = clock
         self._renewed_at: float | None = None
         self._seen: tuple[str, str] | None = None
@@ -43,7 +48,7 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether this operator may act now."""
-        return self._renewed_at is not None and self._clock() - self._renewed_at < DEADLINE
+        return self._renewed_at is not None and self._clock() - self._renewed_at < self._deadline
 
     async def run(self) -> None:
         """Takes and renews the lease until cancelled."""
@@ -58,7 +63,7 @@ class Lease:
                 self.trouble = str(error)
             if self.held != was:
                 log.info("%s the lease %s as %s", "holding" if self.held else "no longer holding", self._path, self.identity)
-            await asyncio.sleep(PERIOD)
+            await asyncio.sleep(self._period)
 
     async def release(self) -> None:
         """Gives it back, so that another need not wait. Failing is no harm: it runs out."""
@@ -71,7 +76,7 @@ class Lease:
                 current["spec"] = {**current["spec"], "holderIdentity": "", "renewTime": _now(), "leaseDurationSeconds": 1}
                 await self._kube.replace(self._path, current)
         except ApiError as error:
-            log.info("lease not given back, it runs out in %.0fs: %s", DURATION, error)
+            log.info("lease not given back, it runs out in %.0fs: %s", self._duration, error)
 
     async def turn(self) -> None:
         """Takes the lease, renews it, or sees that it is another's. Raises ApiError."""
@@ -89,7 +94,7 @@ class Lease:
         if mark != self._seen:
             self._seen, self._seen_at = mark, asked_at
         mine = holder == self.identity
-        if not mine and holder and asked_at - self._seen_at < float(spec.get("leaseDurationSeconds") or DURATION):
+        if not mine and holder and asked_at - self._seen_at < float(spec.get("leaseDurationSeconds") or self._duration):
             self._renewed_at = None
             return
         try:
@@ -124,7 +129,7 @@ class Lease:
         now = _now()
         return {
             "holderIdentity": self.identity,
-            "leaseDurationSeconds": int(DURATION),
+            "leaseDurationSeconds": math.ceil(self._duration),
             "renewTime": now,
             "acquireTime": before.get("acquireTime", now) if mine else now,
             "leaseTransitions": int(before.get("leaseTransitions") or 0) + (0 if mine else 1),

@@ -32,7 +32,7 @@ RELIST = 60.0
 """Seconds between whole lists: deletions that a watch has missed."""
 ASK_AGAIN = 60.0
 """Seconds between reviews of rights while one is missing."""
-CHECK_SCHEMA = (30.0, 600.0)
+CHECK_SCHEMA = (10.0, 600.0)
 """Seconds between looks at the served schema: while it is refused, and while it is good."""
 _TURN = 0.25
 _HANGS = 60.0

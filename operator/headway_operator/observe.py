@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import httpx
 from headway_core.contract import (
     PATH_LOAD,
     GatewayReport,
@@ -27,6 +26,7 @@ from headway_core.errors import DocumentError
 from headway_core.planning.snapshot import Phase, Replica, Snapshot
 from headway_core.planning.traffic import TrafficBook
 
+from headway_operator import report_reader
 from headway_operator.metrics import POLLS
 from headway_operator.resources import Pod
 from headway_operator.settings import Settings
@@ -57,15 +57,10 @@ class Observer:
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
-        limits = httpx.Limits(max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency)
-        self._http = httpx.AsyncClient(timeout=settings.report_timeout, limits=limits, trust_env=False)
+        self._turn = asyncio.Semaphore(settings.concurrency)
         self._runtimes: dict[str, Heard[RuntimeReport]] = {}
         self._gateways: dict[str, Heard[GatewayReport]] = {}
         self._asked: dict[str, tuple[float, asyncio.Task[None]]] = {}
-
-    async def close(self) -> None:
-        """Closes every connection."""
-        await self._http.aclose()
 
     async def poll(self, target: Target, *, impatient: bool = False) -> None:
         """Asks every pod of the target that has an address; an answer of just now serves whoever shares the pod."""
@@ -101,31 +96,21 @@ class Observer:
 
     async def _fetch(self, pod: Pod, kind: str) -> None:
         try:
-            text = await self._read(f"{pod.address}{PATH_LOAD}")
+            async with self._turn, asyncio.timeout(self._settings.report_timeout):
+                text = await report_reader.get(pod.ip, pod.control_port, PATH_LOAD, longest=LARGEST_REPORT)
             if kind == "runtime":
                 self._runtimes[pod.uid] = Heard(load_runtime_report(text), self._clock())
             else:
                 self._gateways[pod.uid] = Heard(load_gateway_report(text), self._clock())
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, DocumentError) as error:
+        except (OSError, EOFError, DocumentError) as error:  # TimeoutError is an OSError
             POLLS.labels(kind, "failed").inc()
             log.debug("%s %s/%s: %s", kind, pod.namespace, pod.name, error)
         else:
             POLLS.labels(kind, "ok").inc()
 
-    async def _read(self, url: str) -> bytes:
-        async with asyncio.timeout(self._settings.report_timeout * 2), self._http.stream("GET", url) as answer:
-            answer.raise_for_status()
-            parts, size = [], 0
-            async for part in answer.aiter_bytes():
-                size += len(part)
-                if size > LARGEST_REPORT:
-                    raise DocumentError(f"is longer than {LARGEST_REPORT} bytes")
-                parts.append(part)
-        return b"".join(parts)
-
 
 def _reachable(pods: Iterable[Pod]) -> list[Pod]:
-    return [pod for pod in pods if pod.address is not None]
+    return [pod for pod in pods if pod.ip]
 
 
 @dataclass(frozen=True, slots=True)

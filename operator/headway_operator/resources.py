@@ -34,6 +34,7 @@ class Pod:
     uid: str
     labels: Mapping[str, str]
     ip: str
+    """Empty before it has one."""
     control_port: int
     phase: Phase
     note: str = ""
@@ -41,14 +42,6 @@ class Pod:
     """Value of the policy annotation."""
     cost: str = ""
     """Value of the deletion cost."""
-
-    @property
-    def address(self) -> str | None:
-        """Where its control port answers; None before it has an address."""
-        if not self.ip:
-            return None
-        host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return f"http://{host}:{self.control_port}"
 
 
 @dataclass(frozen=True, slots=True)

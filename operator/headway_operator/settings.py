@@ -13,6 +13,8 @@ from headway_core.contract import CONTROL_PORT
 from headway_core.durations import parse_duration
 from headway_core.errors import SpecError
 
+from headway_operator.lease import DURATION
+
 _HELP = """\
 Keeps the promises of ServingSLO objects: observes gateways and runtimes, plans, and sets max_num_seqs, the prefill
 token budget and replicas.
@@ -30,6 +32,8 @@ examples:
   headway-operator --lease-namespace headway-system                every namespace, with a ClusterRole
   KUBECONFIG=~/.kube/config headway-operator --namespace dev       from a terminal, with your own rights
 """
+SHORTEST_LEASE = 3.0
+"""Seconds; a shorter one would be lost by a busy API server."""
 _NAME = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 
 
@@ -41,6 +45,7 @@ class Settings:
     """Empty: every namespace."""
     lease_namespace: str = "default"
     lease_name: str = "headway-operator"
+    lease_duration: float = DURATION
     identity: str = field(default_factory=lambda: f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}")
     interval: float = 5.0
     report_timeout: float = 2.0
@@ -78,6 +83,13 @@ def parse(arguments: list[str] | None = None) -> Settings:
         metavar="NAME",
         help="operators with the same lease take turns (%(default)s)",
     )
+    parser.add_argument(
+        "--lease-duration",
+        type=_seconds,
+        default=DURATION,
+        metavar="15s",
+        help="without a renewal for so long another operator takes over; at least 3s (default 15s)",
+    )
     parser.add_argument("--interval", type=_seconds, default=5.0, metavar="5s", help="how often each object is looked at (default 5s)")
     parser.add_argument("--report-timeout", type=_seconds, default=2.0, metavar="2s", help="how long a pod may take to report (default 2s)")
     parser.add_argument(
@@ -96,6 +108,8 @@ def parse(arguments: list[str] | None = None) -> Settings:
     given = parser.parse_args(arguments)
     if not 0 <= given.port <= 65535:
         parser.error(f"argument --port: must be from 0 to 65535, not {given.port}")
+    if given.lease_duration < SHORTEST_LEASE:
+        parser.error(f"argument --lease-duration: must be at least {SHORTEST_LEASE:.0f}s, not {given.lease_duration:g}s")
     if given.concurrency < 1:
         parser.error(f"argument --concurrency: must be at least 1, not {given.concurrency}")
     namespaces = tuple(dict.fromkeys(given.namespace or ()))
@@ -103,6 +117,7 @@ def parse(arguments: list[str] | None = None) -> Settings:
         namespaces=namespaces,
         lease_namespace=given.lease_namespace or (namespaces[0] if namespaces else _own_namespace()),
         lease_name=given.lease_name,
+        lease_duration=given.lease_duration,
         interval=given.interval,
         report_timeout=given.report_timeout,
         drain_budget=given.drain_budget,

@@ -53,10 +53,8 @@ async def pods():
 
 
 @pytest.fixture
-async def observer():
-    made = Observer(Settings(report_timeout=0.3, interval=5.0))
-    yield made
-    await made.close()
+def observer():
+    return Observer(Settings(report_timeout=0.3, interval=5.0))
 
 
 def target(runtimes, gateways=()):
@@ -101,7 +99,6 @@ async def test_who_waits_for_an_acknowledgement_asks_sooner(pods):
         now[0] = at
         await observer.poll(target([], [gateway]), impatient=impatient)
         assert pods.asked["g"] == asked, at
-    await observer.close()
 
 
 async def test_a_window_shorter_than_the_age_of_a_shared_reading_still_has_its_traffic(pods):
@@ -114,7 +111,6 @@ async def test_a_window_shorter_than_the_age_of_a_shared_reading_still_has_its_t
         await observer.poll(target([], [gateway]))
         seen = observe(target([], [gateway]), observer, book, known, stale_after=15.0, now=at).snapshot
     assert seen.traffic is not None
-    await observer.close()
 
 
 async def test_the_snapshot_knows_who_is_silent_and_what_is_in_flight(pods, observer):

@@ -20,6 +20,7 @@ def test_every_namespace_needs_a_place_for_the_lease():
         (["--interval", "0s"], "must be more than 0s"),
         (["--port", "70000"], "must be from 0 to 65535, not 70000"),
         (["--concurrency", "0"], "must be at least 1"),
+        (["--lease-duration", "2s"], "must be at least 3s, not 2s"),
         (["--nonsense"], "unrecognized arguments"),
     ],
 )

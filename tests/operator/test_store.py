@@ -65,7 +65,8 @@ def test_pods_are_read_for_what_they_are():
         "new": (Phase.STARTING, ""),
         "leaving": (Phase.LEAVING, ""),
     }
-    assert store.pods.get("ns", "ready").address == "http://10.0.0.1:8001"
+    ready = store.pods.get("ns", "ready")
+    assert (ready.ip, ready.control_port) == ("10.0.0.1", 8001)
 
 
 def test_addresses_of_six_and_ports_by_name():
@@ -73,9 +74,10 @@ def test_addresses_of_six_and_ports_by_name():
     document = pod("six", podIP="fd00::1")
     document["spec"] = {"containers": [{"ports": [{"name": "http", "containerPort": 80}, {"name": "control", "containerPort": 9001}]}]}
     store.pods.put(document)
-    assert store.pods.get("ns", "six").address == "http://[fd00::1]:9001"
+    six = store.pods.get("ns", "six")
+    assert (six.ip, six.control_port) == ("fd00::1", 9001)
     store.pods.put(pod("none"))
-    assert store.pods.get("ns", "none").address is None
+    assert store.pods.get("ns", "none").ip == ""
 
 
 def test_a_pod_that_ends_leaves_the_shelf():

@@ -122,6 +122,8 @@ class World:
         self.plane, self.namespace, self.tmp = plane, namespace, tmp
         self.api = config.new_client_from_config(str(plane.kubeconfig))
         self.core, self.apps, self.custom = client.CoreV1Api(self.api), client.AppsV1Api(self.api), client.CustomObjectsApi(self.api)
+        self.born_at = plane.audit.path.stat().st_size if plane.audit else 0
+        """Where the audit log was before this namespace had anything in it."""
         self.user = f"system:serviceaccount:{namespace}:operator"
         self.operators = []
         self.rate = 0.0
@@ -328,6 +330,16 @@ class World:
         return [
             (entry.verb, f"{entry.resource}/{entry.subresource}" if entry.subresource else entry.resource) for entry in self.changes(since)
         ]
+
+    def wait_until_silent(self, quiet=3.0, patience=60.0):
+        """Returns when nothing was written for `quiet` seconds."""
+        deadline = time.monotonic() + patience
+        while True:
+            mark = self.plane.audit.mark()
+            time.sleep(quiet)
+            if not (written := self.writes(mark)):
+                return
+            assert time.monotonic() < deadline, written
 
     def assert_silent(self, since, note=""):
         """Nothing was written; else what it was, word by word."""

@@ -54,9 +54,9 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_start(world):
     world.rate = 5.0
     world.slo()
     world.grant([rule for rule in world.rules if rule[1] != "leases"] + [("coordination.k8s.io", "leases", "get create update")], "second")
-    first = world.operator()
+    first = world.operator("--lease-duration", "6s")
     world.wait(lambda: first.leads, "the first leads")
-    second = world.operator(account="second")
+    second = world.operator("--lease-duration", "6s", account="second")
     world.grant([rule for rule in world.rules if rule[1] != "leases"])
     overlap = []
 
@@ -86,7 +86,9 @@ def test_two_releases_in_one_namespace_leave_each_others_objects_alone(world):
     world.operator("--lease-name", "one-operator")
     world.wait_condition("KnobsApplied", "True", "Acknowledged")
     world.wait_condition("Ready", "True", "Enforcing")
-    strangers = world.plane.audit.entries(user=f"system:serviceaccount:{world.namespace}:other", verb={"patch", "create", "update"})
+    strangers = world.plane.audit.entries(
+        since=world.born_at, user=f"system:serviceaccount:{world.namespace}:other", verb={"patch", "create", "update"}
+    )
     assert {entry.resource for entry in strangers} <= {"leases", "selfsubjectaccessreviews"}
     assert "headway_slo_condition{" not in other.metrics()
     world.core.patch_namespaced_service("headway-gateway", world.namespace, {"metadata": {"annotations": {"headway.dev/operator": None}}})
@@ -107,7 +109,7 @@ def test_rolling_restarts_have_one_writer_at_a_time(world):
         old.stop()
         world.edit({"spec": {"objectives": {"tpot": {"target": f"{30 + turn}ms"}}}})
         world.wait(lambda turn=turn: world.policy().generation == turn + 2, "the new one acts", patience=30)
-    entries = world.plane.audit.entries(since=0, user=world.user, verb={"update"}, resource="leases")
+    entries = world.plane.audit.entries(since=world.born_at, user=world.user, verb={"update"}, resource="leases")
     terms = [entry.body["spec"]["holderIdentity"] for entry in entries if entry.code < 300 and entry.body["spec"]["holderIdentity"]]
     changes = [name for name, before in zip(terms, [None, *terms], strict=False) if name != before]
     assert len(changes) == len(set(changes)), "nobody came back after another had it"

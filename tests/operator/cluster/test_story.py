@@ -22,7 +22,7 @@ def test_knobs_equal_the_oracle_and_then_there_is_silence(world):
     world.operator()
     world.wait_condition("Ready", "True", "Enforcing")
     world.wait_condition("KnobsApplied", "True", "Acknowledged")
-    first_words = next(entry for entry in world.changes(0) if entry.resource == "servingslos").body["status"]["conditions"]
+    first_words = next(entry for entry in world.changes(world.born_at) if entry.resource == "servingslos").body["status"]["conditions"]
     assert ("MetricsAvailable", "Unknown", "FirstReading") in [(c["type"], c["status"], c["reason"]) for c in first_words]
     n, p, _ = oracle(0.050)
     status = world.status()
@@ -39,9 +39,9 @@ def test_knobs_equal_the_oracle_and_then_there_is_silence(world):
     assert [entry.manager for entry in managers if entry.operation == "Apply"] == ["headway/chat"]
 
     world.wait_condition("SLOMet", "True", "Kept")
-    time.sleep(6)  # the first window and its refresh of figures are over
+    world.wait_until_silent()
     mark, version = world.plane.audit.mark(), world.get()["metadata"]["resourceVersion"]
-    time.sleep(12)
+    time.sleep(10)
     world.assert_silent(mark)
     assert world.get()["metadata"]["resourceVersion"] == version
 
@@ -77,14 +77,14 @@ def test_a_restart_that_has_nothing_to_do_writes_nothing(world):
     operator = world.operator()
     world.wait_condition("Ready", "True", "Enforcing")
     world.wait_condition("SLOMet", "True", "Kept")
-    world.wait(lambda: "needs 5 replicas" in world.condition("WithinBounds")[2], "the figures have arrived", patience=60)
-    time.sleep(2)
+    world.wait_condition("WithinBounds", "False", "AtMax")
     for number in (signal.SIGTERM, signal.SIGKILL):
+        world.wait_until_silent()
         mark, before = world.plane.audit.mark(), world.status()["conditions"]
         operator.stop(number)
-        operator = world.operator()
+        operator = world.operator("--lease-name", f"after-{number}")  # what is tested is not the wait for the lease
         world.wait(lambda started=operator: "holding the lease" in started.text, "the new operator acts")
-        time.sleep(8)
+        time.sleep(7)  # a window and what follows it
         world.assert_silent(mark, f"{number}: {before}")
 
 
@@ -160,6 +160,6 @@ def test_an_edit_while_nobody_is_there_is_found(world):
     world.wait_condition("KnobsApplied", "True", "Acknowledged")
     operator.stop(signal.SIGKILL)
     world.edit({"spec": {"objectives": {"tpot": {"target": "30ms"}}}})
-    world.operator()
+    world.operator("--lease-name", "another")
     n, _, _ = oracle(0.030)
     world.wait(lambda: abs((world.status().get("applied") or {}).get("maxNumSeqs", 0) - n) <= 1, "applied", patience=30)
