@@ -126,7 +126,9 @@ def test_where_answers_are_long_the_wait_is_for_slots_and_newcomers_learn_it_at_
     slots, kept = told_after(Rule.MOORE)
     prefill_only, _ = told_after(Rule.QUEUED_TOKENS)
     _, opened = told_after(Rule.OPEN)
+    _, predicted = told_after(Rule.PREDICTION)
     assert kept > 0.6
+    assert kept >= predicted - 0.005
     assert opened < 0.3
     assert slots < 1.0
     assert prefill_only > 1.8 * slots, "a rule that knows prefill alone lets them wait in vain to the end"

@@ -146,7 +146,7 @@ class AdmissionController:
         """Those that wait whose promise can no longer be kept, since replicas were lost or became slower than was predicted."""
         if self.rule is not Rule.MOORE or not load.replicas:
             return ()
-        given_up = moore(load.waiting, load, _shares(slo), now, self.margin, self.by_tokens)
+        given_up = moore(load.waiting, load, _shares(slo), now, self.margin, by_tokens=self.by_tokens)
         return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0, now) for one in given_up)
 
     def shed(self, request: Request, reason: ShedReason, load: Load, slo: Sequence[PriorityClass], now: float) -> Shed:
@@ -209,7 +209,7 @@ class AdmissionController:
             return ()
         if all_in_time:
             return ()
-        given_up = moore(order, load, shares, now, self.margin, self.by_tokens)
+        given_up = moore(order, load, shares, now, self.margin, newcomer=request.request_id, by_tokens=self.by_tokens)
         if any(one.request_id == request.request_id for one in given_up):
             late = late_by is not None and late_by > 0
             return self._shed(request, prediction.binding if late else ShedReason.OUTRANKED, late_by or 0.0, now, prediction)

@@ -11,6 +11,9 @@ LONGEST = 60
 """Official SDKs ignore a Retry-After above 60 s."""
 SPREAD = 0.5
 """The jitter: up to this much of the wait is added."""
+SPREAD_AT_BOUND = 5.0
+"""Seconds: the jitter of the bound itself, downwards, so that a long outage does not end in one instant. No more: everybody whose wait is
+longer than what is left of the bound is told to come back too early, and comes back in vain."""
 RETURN_SHARE = 0.33
 """Of the pool's capacity, set aside in thought for those who were told to come back."""
 
@@ -25,10 +28,7 @@ def retry_after(excess: float, jitter: float, shortest: int = SHORTEST, longest:
         raise ValueError(f"jitter lies in [0, 1), not {jitter}")
     if math.isnan(excess):
         raise ValueError("excess is a number of seconds, not NaN")
-    if excess >= longest:
-        # Still spread at the bound, else a long outage ends in a stampede.
-        return max(shortest, math.ceil(longest * (1 - SPREAD * jitter)))
-    return min(longest, max(shortest, math.ceil(max(0.0, excess) * (1 + SPREAD * jitter))))
+    return max(shortest, math.ceil(min(max(0.0, excess) * (1 + SPREAD * jitter), longest - SPREAD_AT_BOUND * jitter)))
 
 
 @dataclass(slots=True)

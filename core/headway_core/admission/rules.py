@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from headway_core.admission.load import Load
-from headway_core.admission.prediction import Forecast, Late, Margins
+from headway_core.admission.prediction import Forecast, Margins
 from headway_core.admission.request import Request
 from headway_core.contract import ShedReason
 
@@ -37,33 +37,47 @@ def moore(
     shares: Mapping[int, float],
     now: float,
     margins: Margins,
+    *,
+    newcomer: int | None = None,
     by_tokens: bool = False,
 ) -> list[Request]:
     """Whom to give up of `order` (in service order) so that nobody who stays is predicted late.
 
-    `by_tokens`: weigh requests by their tokens: instead of the one with the most work, the smallest that makes room enough.
+    `newcomer`: the id of the one in `order` that does not wait yet. `by_tokens`: weigh requests by their tokens: instead of the one with
+    the most work, the smallest that makes room enough.
+
+    Where the wait is for a slot, one that waits already stays, late or not: a slot is a slot, so that giving it up makes no more room than
+    refusing the newcomer, and when an answer ends, and a slot with it, is the vaguest of all predictions. Its expiry ends its wait.
     """
     kept = list(order)
     dropped: list[Request] = []
-    while (late := Forecast(load, shares).first_late(kept, now, margins)) is not None:
-        victim = _victim(kept, late, load, by_tokens)
-        # No sacrifice of others would save one that would be late even alone.
-        if victim != late.place and Forecast(load, shares).first_late(kept[late.place : late.place + 1], now, margins) is not None:
-            victim = late.place
+    laid_out, begin = Forecast(load, shares), 0
+    while (late := laid_out.first_late(kept[begin:], now, margins)) is not None:
+        place = begin + late.place
+        if late.prediction.binding is ShedReason.SLOT_WAIT:
+            if kept[place].request_id != newcomer:
+                begin = place + 1
+                continue
+            victim = place
+        else:
+            victim = _victim(kept, place, late.late_by, load, by_tokens)
+            # No sacrifice of others would save one that would be late even alone.
+            if victim != place and Forecast(load, shares).first_late(kept[place : place + 1], now, margins) is not None:
+                victim = place
         dropped.append(kept.pop(victim))
+        laid_out, begin = Forecast(load, shares), 0
     return dropped
 
 
-def _victim(order: Sequence[Request], late: Late, load: Load, by_tokens: bool) -> int:
-    """Index of the one to give up: most work in the resource that is short; among equals the one that has waited least."""
-    if late.prediction.binding is ShedReason.SLOT_WAIT:
-        return late.place  # a slot is a slot: each would make the same room
-    priority = order[late.place].priority
+def _victim(order: Sequence[Request], place: int, late_by: float, load: Load, by_tokens: bool) -> int:
+    """Index of the one to give up: most prefill work; among equals the one that has waited least."""
+    priority = order[place].priority
     # Higher classes stand before, so the class of the late one is the lowest of those that could make room.
-    candidates = [(order[index].uncached_tokens, index) for index in range(late.place + 1) if order[index].priority == priority]
+    candidates = [(order[index].uncached_tokens, index) for index in range(place + 1) if order[index].priority == priority]
     if by_tokens and load.prefill_rate:
-        need = late.late_by * load.prefill_rate
-        return min((tokens, -index) for tokens, index in candidates if tokens >= need or index == late.place)[1] * -1
+        need = late_by * load.prefill_rate
+        _, index = min((tokens, -index) for tokens, index in candidates if tokens >= need or index == place)
+        return -index
     return max(candidates)[1]
 
 

