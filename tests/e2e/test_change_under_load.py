@@ -78,7 +78,7 @@ def test_a_replica_that_is_no_longer_needed_is_cordoned_and_goes_once_it_is_empt
     assert cordon.at < mark.at < scaling.at and scaling.replicas == 1
     assert cordon.cordoned == (mark.pod,)
     before = {name: report.running + report.waiting for name, report in watched.at(cordon.at).reports.items()}
-    assert before[mark.pod] == min(before.values()), f"the emptiest goes: {before}"
+    assert before[mark.pod] <= min(before.values()) + 2, f"none goes while another is clearly emptier: {before}"
     at_the_end = watched.at(scaling.at).reports[mark.pod]
     assert (at_the_end.running, at_the_end.waiting) == (0, 0), "nothing runs on it any more"
     cluster.wait_for(lambda: mark.pod not in release.pods("runtime"), "it is told to go")

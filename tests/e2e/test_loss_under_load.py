@@ -16,6 +16,7 @@ import pytest
 from cluster.client import Client
 from cluster.fixtures import fresh_namespace
 from cluster.full_cluster import FullCluster
+from deeds import Deeds
 from release import Pod, Release
 from under_load import but_ok, install, promise, traffic
 
@@ -156,4 +157,7 @@ def assert_it_acts(release: Release) -> None:
     began = time.time()
     number = release.cluster.get("servingslo/chat", namespace=release.namespace)["metadata"]["generation"]
     promise(release, objectives={"ttft": {"target": f"{60 + number}s", "percentile": 50}, "tpot": {"target": "10s", "percentile": 50}})
-    print(f"a changed promise was in force after {time.time() - began:.0f} s")
+    took = time.time() - began
+    if release.cluster.audit is not None:
+        write = Deeds(release.cluster.audit, release.namespace, release.part("operator")).policies("chat", began)[-1]
+        print(f"a changed promise was written after {write.at - began:.0f} s and in force after {took:.0f} s")
