@@ -71,6 +71,32 @@ async def test_a_client_that_leaves_with_several_requests_on_one_connection_stop
     assert len(stub.requests) == 1
 
 
+@pytest.mark.parametrize("how", ["fin", "reset"])
+@pytest.mark.parametrize("size", [10, 300_000])
+async def test_a_pipelined_request_that_waits_for_its_turn_is_given_up_with_its_client(house, stub_runtime, until, size, how):
+    stub = stub_runtime(slots=1, completion_rate=0.01)
+    gateway = await house(stub, rule="open")
+    async with gateway.client() as client, gateway.client() as other:
+        client.send({"model": "m", "prompt": "first", "max_tokens": 1, "stub": {"first": 0.4}})
+        client.send({"model": "m", "prompt": "s" * size})
+        client.send({"model": "m", "prompt": "third"})
+        await until(lambda: stub.running == 1)
+        # It stands before the second one: its client asked while the first was being answered.
+        other.send({"model": "m", "prompt": "other", "stub": {"first": 60.0}})
+        await until(lambda: gateway.ledger().queued == 1)
+        assert (await client.reply()).status == 200
+        await until(lambda: stub.running == 1 and gateway.ledger().queued == 1 and gateway.ledger().offered == 3)
+        client.close(reset=how == "reset")
+        left = time.monotonic()
+        await until(lambda: gateway.ledger().queued == 0)
+        assert time.monotonic() - left < 1.0
+        ledger = gateway.ledger()
+        assert (ledger.outcomes["ok"], ledger.outcomes["client_closed"], ledger.in_flight) == (1, 1, 1)
+    await gateway.settled()
+    # The third was never begun, and so never offered.
+    assert gateway.ledger().offered == 3 and len(stub.requests) == 2
+
+
 @contextlib.asynccontextmanager
 async def open_clients(gateway, count):
     async with contextlib.AsyncExitStack() as stack:
