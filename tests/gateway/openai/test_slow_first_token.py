@@ -1,0 +1,45 @@
+"""A first token that takes longer than anybody on the way waits for a byte: the official client, in two versions, and a bare socket."""
+
+import asyncio
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("slow_first_token.py")
+
+
+async def run(url, folder=None):
+    env = {**os.environ, **({"PYTHONPATH": str(folder)} if folder else {})}
+    pipe = asyncio.subprocess.PIPE
+    client = await asyncio.create_subprocess_exec(sys.executable, str(PROGRAM), url, env=env, stdout=pipe, stderr=pipe)
+    said, complaint = await asyncio.wait_for(client.communicate(), 100)
+    assert client.returncode == 0, complaint.decode()
+    return said.decode().strip()
+
+
+@pytest.mark.slow
+async def test_both_clients_wait_for_a_slow_first_token(house, stub_runtime, older_client):
+    gateway = await house(stub_runtime(), first_byte_hold=0.2)
+    folder, older = older_client
+    versions = await asyncio.gather(run(gateway.url), run(gateway.url, folder))
+    assert versions == [importlib.metadata.version("openai"), older] and len(set(versions)) == 2
+    await gateway.settled()
+    assert gateway.ledger().outcomes["ok"] == 4
+    # What kept them waiting is no token.
+    assert gateway.ledger().ttft.sum / 4 > 3.9
+
+
+async def test_what_keeps_a_client_waiting_is_never_an_empty_record(house, stub_runtime):
+    gateway = await house(stub_runtime(), first_byte_hold=0.05)
+    for path, members in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})):
+        body = {"model": "m", "stream": True, "stub": {"first": 1.0, "tokens": 2}, **members}
+        reply = await gateway.ask(body, path)
+        *records, end = reply.body.split(b"\n\n")
+        assert end == b"" and records[-1] == b"data: [DONE]"
+        assert reply.body.count(b": waiting for the first token\n") >= 3
+        for record in records:
+            data = [line.removeprefix(b"data:").strip() for line in record.split(b"\n") if not line.startswith(b":")]
+            assert data and all(data), record
