@@ -49,6 +49,8 @@ LOADS = {
     # A few long answers, still being written when replicas have to go.
     GONE: _load(1.5, 2, SHORT, 1300, seed=4),
 }
+CONTROL_LOADS = {WRONG_KNOB: LOADS[WRONG_KNOB], STEP: replace(LOADS[STEP], seconds=45)}
+"""Long enough to see that nothing mends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,7 @@ def _one_is_left(look: Look) -> bool:
 class TestRecommend:
     """The control arm: the same wrong knob and the same step, with an operator that only says what it would do."""
 
-    MODE = "Recommend"
-    LOADS = {WRONG_KNOB: LOADS[WRONG_KNOB], STEP: replace(LOADS[STEP], seconds=45)}
+    MODE, LOADS = "Recommend", CONTROL_LOADS
 
     def test_what_is_recommended_is_right(self, arm: Arm):
         first, second = arm.stages[WRONG_KNOB], arm.stages[STEP]
