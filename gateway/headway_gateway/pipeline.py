@@ -122,7 +122,8 @@ class Pipeline:
         Raises:
             Refused: it is not: something was already sent to the client, or enough replicas were tried.
         """
-        pool.failures.failed(turn.replica, error, exchange.request_id.decode("latin-1"), asyncio.get_running_loop().time())
+        if turn.failed:
+            pool.failures.failed(turn.replica, error, exchange.request_id.decode("latin-1"), asyncio.get_running_loop().time())
         if exchange.started:
             raise Refused(answers.upstream_failed(), "upstream_error") from error
         exchange.tries.append((turn.replica, error.failure))

@@ -122,8 +122,12 @@ class Upstream:
         connection = self._take(place) or await self._connect(place)
         try:
             await connection.request(data)
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if isinstance(error, UpstreamError) and error.failure is Failure.STALE:
+                # The others that are kept are as old: the next try is to have a new one.
+                for idle in self._idle.pop(place, ()):
+                    idle.close()
             raise
         return Response(connection, lambda: self._give_back(place, connection))
 

@@ -331,6 +331,16 @@ async def test_an_odd_client_id_is_replaced_and_never_echoed(house, stub_runtime
     assert stub.requests[0].header("x-request-id") == reply.header("x-request-id")
 
 
+async def test_a_null_byte_in_a_client_id_is_refused_and_harms_nobody(house, stub_runtime):
+    stub = stub_runtime()
+    gateway = await house(stub)
+    async with gateway.client() as client:
+        client.send({"model": "m", "prompt": "x"}, headers=[("x-request-id", "a\x00b")])
+        status, headers = await client.head()
+        assert status == 400 and ("connection", "close") in headers
+    assert stub.requests == [] and (await gateway.ask()).status == 200
+
+
 async def test_a_head_without_end_is_cut_off(house, stub_runtime):
     gateway = await house(stub_runtime())
     async with gateway.client() as client:

@@ -199,6 +199,30 @@ async def test_a_kept_connection_that_was_closed_costs_one_more_try_and_no_error
     assert gateway.ledger().outcomes["ok"] == 30 and stub.cancelled == 0
 
 
+async def test_idle_connections_that_a_replica_closes_all_at_once_cost_no_request(house, stub_runtime, until):
+    """Its time for idle connections is over just when requests come, and every connection that is kept is as old as the next."""
+    stub = stub_runtime()
+    gateway = await house(stub)
+
+    for _ in range(10):
+        stub.script = None
+        replies = await asyncio.gather(*(gateway.ask(max_tokens=1, stub={"first": 0.05}) for _ in range(5)))
+        assert [reply.status for reply in replies] == [200] * 5
+        # The five connections are kept; whatever comes on one of them finds it closed.
+        kept = {writer for _, writer in stub._connections}
+
+        async def only_new(request, write, kept=kept):
+            writer = next(writer for task, writer in stub._connections if writer.write == write)
+            if writer in kept:
+                return "close"
+            return await stub._default(request, write)
+
+        stub.script = only_new
+        assert (await gateway.ask(max_tokens=1)).status == 200
+    await gateway.settled()
+    assert gateway.ledger().outcomes["ok"] == 60
+
+
 async def test_a_policy_cordons_adds_and_moves_replicas(house, stub_runtime, tmp_path, until):
     a, b = stub_runtime("a"), stub_runtime("b")
     for stub in (a, b):
