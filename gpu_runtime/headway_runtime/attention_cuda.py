@@ -6,6 +6,7 @@ in one asynchronous copy each, before the first layer. Nothing here is particula
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,7 +115,7 @@ class CudaAttention:
         return keys, values
 
     def _gather(
-        self, first: int, last: int, table: NDArray[np.int32], tiles: list[tuple[int, int, int, NDArray[np.bool_] | None]]
+        self, first: int, last: int, table: NDArray[np.int32], tiles: Sequence[tuple[int, int, int, NDArray[np.bool_] | None]]
     ) -> _Gather:
         keys = self._cache.key_pieces(table)
         return _Gather(

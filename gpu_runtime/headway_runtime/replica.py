@@ -9,8 +9,10 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 from headway_core import contract
 from headway_core.batching.plan import Limits
@@ -31,6 +33,8 @@ from headway_runtime.prompts import PromptEncoder
 from headway_runtime.settings import Settings
 
 ENCODING_THREADS = 2
+_Given = TypeVar("_Given")
+_Result = TypeVar("_Result")
 
 log = logging.getLogger("headway.runtime")
 
@@ -48,6 +52,7 @@ class Replica:
         self.engine = EngineClient(settings.engine, prompts.eos_ids, self._on_report)
         self._prompts = prompts
         self._threads = ThreadPoolExecutor(ENCODING_THREADS, thread_name_prefix="encode")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="large")
         self._reports = LoadReports(settings.replica_id, settings.pool, settings.served_model_name, settings.engine.pace)
         metrics.set_emulated(settings.engine.pace is not None)
         self._policy_file = None if settings.policy is None else PolicyFile(settings.policy, settings.pool, self._apply_policy)
@@ -103,7 +108,8 @@ class Replica:
 
     async def stop(self) -> int:
         """Ends the engine process and the threads; returns the engine's exit status."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._threads, self._large):
+            pool.shutdown(wait=False, cancel_futures=True)
         return await self.engine.stop()
 
     # ------------------------------------------------------------ requests
@@ -130,15 +136,18 @@ class Replica:
         if self.state is not ReplicaState.READY:
             raise errors.not_ready()
 
-    async def accept(self, request: GenerationRequest, headers: RequestHeaders, arrival: float) -> Generation:
+    async def aside(self, work: Callable[[_Given], _Result], given: _Given, *, large: bool) -> _Result:
+        """`work(given)`, done in a worker thread. Large requests have one of their own, so that they keep only each other waiting."""
+        return await asyncio.get_running_loop().run_in_executor(self._large if large else self._threads, work, given)
+
+    async def accept(self, request: GenerationRequest, headers: RequestHeaders, arrival: float, *, large: bool) -> Generation:
         """Templates and tokenizes in a thread, then hands the request's sequences to the engine.
 
         Raises ApiError or RequestError.
         """
         if request.model is not None and request.model != self.model_name:
             raise errors.unknown_model(request.model, self.model_name)
-        loop = asyncio.get_running_loop()
-        prompts = await loop.run_in_executor(self._threads, self._prompts.encode, request)
+        prompts = await self.aside(self._prompts.encode, request, large=large)
         self.check_open()
         generation, added = self._sequences(request, headers, prompts, arrival)
         try:

@@ -23,7 +23,7 @@ from headway_runtime.api.answer import Answer, Layout
 from headway_runtime.api.body import ClientGone, linger, read_body, until_gone
 from headway_runtime.api.errors import ApiError
 from headway_runtime.api.generation_request import GenerationRequest
-from headway_runtime.api.json_document import parse_object
+from headway_runtime.api.json_document import LARGE_BYTES, parse_object
 from headway_runtime.api.request_headers import RequestHeaders, dispatch_of, read_headers, request_id_of
 from headway_runtime.generation import Generation
 from headway_runtime.replica import Replica
@@ -68,12 +68,14 @@ class GenerateRoute:
             replica.check_open()
             headers = read_headers(exchange.scope["headers"])
             body = await read_body(exchange.receive, headers.content_length, settings.max_body_bytes, settings.body_timeout)
-            request = self._parse(parse_object(body))
-            generation = await replica.accept(request, headers, arrival)
+            large = len(body) >= LARGE_BYTES
+            request = await replica.aside(self._read, body, large=True) if large else self._read(body)
+            generation = await replica.accept(request, headers, arrival, large=large)
         except RequestError as error:
             raise errors.bad_request(error) from None
         finally:
             replica.saw_dispatch(dispatch_of(exchange.scope["headers"]))
+        del body  # Megabytes, perhaps, for as long as the answer takes.
         watcher = asyncio.create_task(_leave_when_gone(exchange.receive, generation))
         logprobs = request.params.logprobs is not None
         answer = Answer(self._layout, replica.model_name, logprobs=logprobs, include_usage=request.include_usage)
@@ -86,6 +88,9 @@ class GenerateRoute:
             watcher.cancel()
             replica.release(generation)
         return 499 if generation.gone else 200
+
+    def _read(self, body: bytes) -> GenerationRequest:
+        return self._parse(parse_object(body))
 
 
 class Exchange:

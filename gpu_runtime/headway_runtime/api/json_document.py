@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import json.scanner
 import math
+from collections.abc import Callable
 from typing import Any
 
 from headway_core.errors import RequestError
+
+LARGE_BYTES = 256 * 1024
+"""Bodies from this size on belong in a worker thread: the densest smaller one takes some milliseconds, each MiB more some tenths of a
+second."""
+MAX_CONTAINERS = 100_000
+"""Lists and objects in a large body; a smaller one holds fewer. Each takes 20 times the bytes that it may have in a body."""
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """The body as a dictionary. Raises RequestError (400) for anything that is not one well-formed JSON object in UTF-8.
 
-    Duplicate keys, NaN and Infinity, numbers beyond a double, a byte order mark, text after the object and nesting deeper than the
-    interpreter's limit are all refused.
+    Duplicate keys, NaN and Infinity, numbers beyond a double, a byte order mark, text after the object, nesting deeper than the
+    interpreter's limit and more than `MAX_CONTAINERS` lists and objects are all refused.
     """
     try:
         text = body.decode("utf-8")
@@ -22,7 +30,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if text.startswith("\ufeff"):
         raise RequestError("the body starts with a byte order mark: send plain UTF-8", code="invalid_json")
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+        value = (_Decoder() if len(body) < LARGE_BYTES else _PatientDecoder()).decode(text)
     except RecursionError:
         raise RequestError("the body is nested too deeply", code="invalid_json") from None
     except ValueError as error:
@@ -39,6 +47,35 @@ def check_text(text: str, field: str) -> str:
     except UnicodeEncodeError as error:
         raise RequestError(f"holds an unpaired surrogate escape at character {error.start}: that is not text", field) from None
     return text
+
+
+class _Decoder(json.JSONDecoder):
+    def __init__(self) -> None:
+        super().__init__(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+
+
+class _PatientDecoder(_Decoder):
+    """Lets other threads run meanwhile: the standard library's scanner in C holds the interpreter until it has read everything.
+
+    Strings, which make most bodies large, are scanned in C all the same.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._room = MAX_CONTAINERS
+        # What the scanner calls for a list and an object: attributes that type stubs leave out.
+        self.parse_array = self._counted(self.parse_array)  # type: ignore[has-type]
+        self.parse_object = self._counted(self.parse_object)  # type: ignore[has-type]
+        self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]
+
+    def _counted(self, parse: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            self._room -= 1
+            if self._room < 0:
+                raise RequestError(f"the body holds more than {MAX_CONTAINERS} lists and objects: send fewer", code="invalid_json")
+            return parse(*arguments)
+
+        return counted
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
