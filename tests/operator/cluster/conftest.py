@@ -130,7 +130,7 @@ class World:
         """Requests a second that arrive at the gateway."""
         self.quality = 1.0
         """Share of requests that keep their promise."""
-        self.start_up, self.pause = 0.0, 0.1
+        self.start_up, self.pause = 0.0, 0.2
         """Seconds until a runtime is ready; between two looks of the kubelet."""
         self.model, self.mix, self.capacity = MODEL, MIX, CAPACITY
         self.silent, self.garbage, self.deaf, self.stuck = set(), set(), set(), {}

@@ -12,12 +12,12 @@ import psutil
 import pytest
 from headway_core.contract import Acknowledgement, ClassBooks, GatewayReport, Knobs, PoolBooks, ReplicaState
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 
 PER_GATEWAY = 100
 COUNTS = (100, 300, 1000)
-QUIET, MEASURED = 15.0, 45.0
-"""Seconds without a write after which all is settled; seconds that are measured then."""
+QUIET, MEASURED = 35.0, 60.0
+"""Seconds without a write after which all is settled, longer than figures wait to be refreshed; seconds that are measured then."""
 MEMORY_LIMIT = 512.0
 """MiB that the chart grants the operator."""
 
@@ -37,7 +37,7 @@ def populate(world, first, last):
             name=f"slo-{number}",
             targetRef={"name": name},
             gatewayRef={"name": gateway},
-            evaluation={"window": "10s", "minSamples": 20},
+            evaluation={"window": "30s", "minSamples": 20},
             behavior=None,
             bounds={"replicas": {"min": 1, "max": 3}},
         )
@@ -88,7 +88,7 @@ def wait_until_settled(world, count):
         known = [{(c["type"], c["status"]) for c in item.get("status", {}).get("conditions", [])} for item in listed]
         return sum({("Ready", "True"), ("KnobsApplied", "True"), ("SLOMet", "True")} <= held for held in known) == count
 
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 400
     while not settled():
         assert time.monotonic() < deadline, f"{count} objects are not managed"
         time.sleep(3)
