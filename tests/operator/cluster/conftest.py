@@ -132,6 +132,8 @@ class World:
         """Share of requests that keep their promise."""
         self.start_up, self.pause = 0.0, 0.2
         """Seconds until a runtime is ready; between two looks of the kubelet."""
+        self.delay = 0.0
+        """Seconds that every pod takes to report."""
         self.model, self.mix, self.capacity = MODEL, MIX, CAPACITY
         self.silent, self.garbage, self.deaf, self.stuck = set(), set(), set(), {}
         """Pods that do not answer; that answer nonsense; that never read a policy; that fail to start, with the reason why."""
@@ -456,6 +458,7 @@ class World:
                 if name in world.silent or (world.never and name.startswith(TARGET)):
                     self.close_connection = True
                     return
+                time.sleep(world.delay)
                 body = b"<html>not a report</html>" if name in world.garbage else dump(world.report(name)).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))

@@ -122,6 +122,22 @@ def test_deleting_never_hangs_and_leaves_everything_where_it_is(world):
     world.plane.kubectl("delete", "sslo", "--all", "-n", world.namespace, "--timeout=5s")
 
 
+def test_deleting_in_the_middle_of_a_slow_look_harms_nobody(world):
+    """Pods take more than a second to report, so a look is always under way: the object goes at once, and the next of its name is new."""
+    world.build()
+    world.rate, world.delay = 5.0, 1.2
+    operator = world.operator()
+    for _ in range(2):
+        made = world.slo()
+        world.wait_condition("KnobsApplied", "True", "Acknowledged")
+        assert world.policy().slo_uid == made["metadata"]["uid"]
+        world.plane.kubectl("delete", "sslo/chat", "-n", world.namespace, "--timeout=5s")
+    policy = world.policy()
+    time.sleep(3)
+    assert (world.policy(), world.scale()) == (policy, 1)
+    assert "Traceback" not in operator.text
+
+
 def test_deleting_in_the_middle_of_a_scale_down_lifts_the_cordon(world):
     world.build(replicas=3)
     world.rate = 1.0
