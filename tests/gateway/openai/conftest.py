@@ -21,11 +21,10 @@ def _load(path):
 
 _checkpoints = _load(RUNTIME_TESTS / "conftest.py")
 _runtimes = _load(RUNTIME_TESTS / "server" / "conftest.py")
-_clients = _load(RUNTIME_TESTS / "server" / "test_official_client.py")
 
 tiny_checkpoint = _checkpoints.tiny_checkpoint
-older_client = _clients.older_client
-run_client = _clients.run_client
+older_client = _runtimes.older_client
+run_client = _runtimes.run_client
 
 
 @pytest.fixture(scope="session")

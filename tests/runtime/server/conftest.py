@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import psutil
@@ -17,6 +18,8 @@ from headway_core import contract
 
 QUICK = ("--no-calibration", "--prefill-token-budget", "64", "--max-num-seqs", "8", "--threads", "1")
 START_SECONDS = 120
+ROOT = Path(__file__).parents[3]
+REQUIREMENTS = ROOT / "requirements" / "openai-older.txt"
 
 
 def eventually(condition, seconds=30.0, what="the condition"):
@@ -174,3 +177,28 @@ def runtime(shared_runtime):
     shared_runtime.assert_idle()
     yield shared_runtime
     shared_runtime.assert_idle()
+
+
+@pytest.fixture(scope="session")
+def older_client():
+    """A folder with the older client in it, installed once from the pinned and hashed requirements."""
+    version = next(line.split("==")[1].split()[0] for line in REQUIREMENTS.read_text().splitlines() if line.startswith("openai=="))
+    folder = ROOT / ".cache" / f"openai-{version}"
+    if not (folder / "openai" / "_version.py").is_file():
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--require-hashes"]
+        subprocess.run([*command, "--target", str(folder), "-r", str(REQUIREMENTS)], check=True)
+    return folder, version
+
+
+@pytest.fixture(scope="session")
+def run_client():
+    """Runs a program of the client's against a server and returns the version that it used; what failed in it fails the test."""
+
+    def run(url, folder=None, program="official_client.py"):
+        env = {**os.environ, **({"PYTHONPATH": str(folder)} if folder else {})}
+        command = [sys.executable, str(Path(__file__).with_name(program)), url]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return run

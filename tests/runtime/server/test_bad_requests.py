@@ -154,13 +154,14 @@ def test_what_is_not_one_plain_json_object_is_refused(runtime, name):
 def test_null_is_unset_and_unknown_members_are_passed_over(runtime):
     body = (
         b'{"model":"tiny","messages":[{"role":"user","content":"A","name":"x","id":7},{"role":"assistant","content":""},'
-        b'{"role":"user","content":[{"type":"text","text":"B"}]}],"stop":null,"seed":null,"stream_options":null,"tools":null,'
+        b'{"role":"user","content":[{"type":"text","text":"B"}]}],"stop":null,"seed":null,"stream_options":null,"tools":TOOLS,'
         b'"foo":{"bar":1},"n":null,"temperature":null,"max_tokens":null,"max_completion_tokens":3,"logprobs":null,"top_logprobs":null,'
-        b'"logit_bias":null,"user":"someone","metadata":{"a":"b"},"response_format":{"type":"text"},"tools":[]}'
-    ).replace(b'"tools":null,', b"")
-    answer = runtime.client.post(f"{runtime.url}{CHAT}", content=body)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["usage"]["completion_tokens"] <= 3
+        b'"logit_bias":null,"user":"someone","metadata":{"a":"b"},"response_format":{"type":"text"}}'
+    )
+    for tools in (b"null", b"[]"):
+        answer = runtime.client.post(f"{runtime.url}{CHAT}", content=body.replace(b"TOOLS", tools))
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] <= 3
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     messages = [
         *MESSAGES,
@@ -209,3 +210,27 @@ def test_random_bytes_never_cause_a_server_error(runtime):
         statuses.add(runtime.client.post(f"{runtime.url}{path}", content=bytes(body)).status_code)
     assert statuses <= {200, 400, 404}
     assert 400 in statuses
+
+
+def test_a_model_without_a_chat_template_says_so_and_completes_all_the_same(start_runtime, tiny_llama, tmp_path):
+    for file in tiny_llama.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    runtime = start_runtime(tmp_path)
+    for stream in (False, True):
+        answer = runtime.chat(stream=stream)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "no_chat_template")
+    assert runtime.completion(prompt="A", max_tokens=2).status_code == 200
+
+
+def test_a_prompt_counts_its_begin_token_once_and_ids_are_left_as_they_are(runtime):
+    def tokens(prompt):
+        return runtime.completion(prompt=prompt, max_tokens=1).json()["usage"]["prompt_tokens"]
+
+    assert tokens("A") == tokens("<s>A") == 2
+    assert tokens([5, 6, 7]) == 3 and tokens([0, 0, 5]) == 3
+    # The template of this model writes no begin token; in a message its name is text, three bytes of it.
+    plain = runtime.chat("A", max_tokens=1).json()["usage"]["prompt_tokens"]
+    assert runtime.chat("<s>A", max_tokens=1).json()["usage"]["prompt_tokens"] == plain + 3

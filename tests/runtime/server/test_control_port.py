@@ -19,6 +19,7 @@ def test_the_report_says_what_the_replica_is(runtime):
     assert (report.model, report.pool, report.state) == ("tiny", "default", ReplicaState.READY)
     assert (report.capacity.max_num_seqs, report.capacity.prefill_token_budget) == (8, 64)
     assert (report.capacity.max_model_len, report.capacity.total_blocks, report.capacity.block_size) == (4096, 1024, 32)
+    assert runtime.client.get(f"{runtime.url}/v1/models").json()["data"][0]["max_model_len"] == 4096
     assert report.policy is None and report.free_slots == 8
     assert runtime.load().seq > report.seq and runtime.load().boot_id == report.boot_id
     assert runtime.client.get(f"{runtime.control}/policy").status_code == 404

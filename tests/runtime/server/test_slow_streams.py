@@ -1,9 +1,9 @@
 """Streams that are slow on either side: a first token that takes long, and a client that takes nothing."""
 
+import importlib.metadata
 import json
 import socket
 
-import openai
 import pytest
 
 PREFILL = [5] * 2000
@@ -32,10 +32,10 @@ def test_a_stream_that_waits_for_its_first_token_is_kept_alive_by_whole_records(
     slow.assert_idle()
 
 
-def test_the_official_client_reads_such_a_stream(slow):
-    client = openai.OpenAI(base_url=f"{slow.url}/v1", api_key="unused", max_retries=0)
-    chunks = list(client.completions.create(model="tiny", prompt=PREFILL, max_tokens=2, stream=True))
-    assert len(chunks) >= 4 and chunks[-1].choices[0].finish_reason
+def test_both_official_clients_read_such_a_stream(slow, run_client, older_client):
+    folder, older = older_client
+    assert run_client(slow.url, program="slow_stream_client.py") == importlib.metadata.version("openai")
+    assert run_client(slow.url, folder, program="slow_stream_client.py") == older
     slow.assert_idle()
 
 

@@ -92,8 +92,9 @@ def test_several_prompts_are_answered_in_order(runtime):
 
 
 def test_chat_logprobs_have_their_shape_and_their_bytes_are_the_text(runtime):
-    plain = runtime.chat(max_tokens=3, logprobs=True, temperature=0).json()["choices"][0]
-    assert [entry["top_logprobs"] for entry in plain["logprobs"]["content"]] == [[], [], []]
+    for members in ({}, {"top_logprobs": 0}):
+        plain = runtime.chat(max_tokens=3, logprobs=True, temperature=0, **members).json()["choices"][0]
+        assert [entry["top_logprobs"] for entry in plain["logprobs"]["content"]] == [[], [], []]
     five = runtime.chat(max_tokens=3, logprobs=True, top_logprobs=5, temperature=0).json()["choices"][0]["logprobs"]["content"]
     for entry in five:
         tops = entry["top_logprobs"]
@@ -164,7 +165,7 @@ def test_a_stop_string_cuts_before_its_first_match_and_nothing_else_is_lost(runt
             records = runtime.records(path, {**base, "stop": [stop], "stream_options": {"include_usage": True}})
             assert joined(records) == expected, stop
             assert records[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
-            assert whole["usage"]["completion_tokens"] <= 24
+        assert whole["usage"]["completion_tokens"] == (cut + len(stop) if cut >= 0 else 24), "each letter is a token"
 
 
 def test_overlapping_and_empty_stops(runtime):
@@ -200,6 +201,28 @@ def test_characters_are_never_split_however_the_answer_is_cut(runtime):
     for length in (1, 2, 3, 5, 17):
         answer = runtime.completion(prompt="한국어", max_tokens=length, seed=2, ignore_eos=True).json()["choices"][0]["text"]
         assert text.startswith(answer.rstrip("\ufffd"))
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"max_completion_tokens": 5},
+        {"max_tokens": 5},
+        {"max_completion_tokens": 5, "max_tokens": 5},
+        {"max_completion_tokens": None, "max_tokens": 5},
+        {"max_completion_tokens": 5, "max_tokens": None},
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_chat_ends_at_its_maximum_by_either_name(runtime, members, stream):
+    request = {**body_of(CHAT, ignore_eos=True), "max_tokens": None, **members}
+    if stream:
+        *chunks, last = runtime.records(CHAT, {**request, "stream_options": {"include_usage": True}})
+        reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
+        assert (last["usage"]["completion_tokens"], reasons) == (5, ["length"])
+    else:
+        answer = runtime.client.post(f"{runtime.url}{CHAT}", json=request).json()
+        assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (5, "length")
 
 
 def test_the_default_maximum_is_capped_to_what_fits(runtime):
