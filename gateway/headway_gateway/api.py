@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from headway_core.errors import RequestError
 
 MOST_CHOICES = 128
-MOST_PROMPTS = 2048
+"""Answers to one request, over all its prompts: what the runtime takes."""
 
 
 class Endpoint(Enum):
@@ -65,7 +65,7 @@ def parse(endpoint: Endpoint, body: bytes) -> Asked:
         endpoint=endpoint,
         model=model,
         stream=bool(stream),
-        choices=prompts * (_whole(document, "n", 1, MOST_CHOICES) or 1),
+        choices=_choices(document, prompts),
         text=text,
         token_ids=token_ids,
         max_tokens=_max_tokens(document, endpoint),
@@ -109,6 +109,14 @@ def _max_tokens(document: dict[str, Any], endpoint: Endpoint) -> int | None:
     return new if new is not None else old
 
 
+def _choices(document: dict[str, Any], prompts: int) -> int:
+    """Refused here, since the door would else tell a request that no replica takes to come back later."""
+    n = _whole(document, "n", 1, MOST_CHOICES) or 1
+    if prompts * n > MOST_CHOICES:
+        raise RequestError(f"{prompts} prompts with n = {n} make {prompts * n} choices and {MOST_CHOICES} is the most", "n")
+    return prompts * n
+
+
 def _prompt(document: dict[str, Any]) -> tuple[int, bytes, int | None]:
     prompt = document.get("prompt")
     if isinstance(prompt, str):
@@ -118,8 +126,6 @@ def _prompt(document: dict[str, Any]) -> tuple[int, bytes, int | None]:
         raise _refusal("prompt", rule, prompt)
     if all(type(token) is int for token in prompt):
         return 1, _ids(prompt), len(prompt)
-    if len(prompt) > MOST_PROMPTS:
-        raise RequestError(f"holds at most {MOST_PROMPTS} prompts, not {len(prompt)}", "prompt")
     if all(isinstance(text, str) for text in prompt):
         return len(prompt), b"\n".join(_utf8(text, "prompt") for text in prompt), None
     if all(isinstance(ids, list) and ids and all(type(token) is int for token in ids) for ids in prompt):

@@ -173,7 +173,8 @@ class Replica:
     ) -> tuple[Generation, list[AddSequence]]:
         """One choice and one sequence for each of `n` completions of each prompt, in the order of the answer's indices."""
         ids = self.engine.new_ids(len(prompts) * request.n)
-        seed = request.params.seed if request.params.seed is not None else secrets.randbits(62)
+        # Without a seed each prompt draws for itself: the same prompt asked several times is not to get the same answer several times.
+        seeds = [secrets.randbits(62) if request.params.seed is None else request.params.seed for _ in prompts]
         label = self.metrics.class_label(headers.class_name)
         ttft, tpot = self._targets(headers.class_name)
         salt = contract.tenant_salt(headers.tenant)
@@ -182,7 +183,7 @@ class Replica:
         for index, seq_id in enumerate(ids):
             prompt = prompts[index // request.n]
             leader = ids[index - index % request.n]
-            params = replace(request.params, seed=seed, choice=index % request.n)
+            params = replace(request.params, seed=seeds[index // request.n], choice=index % request.n)
             text = self._prompts.text_stream(request)
             choice = Choice(generation, seq_id, index, text, leads=seq_id == leader, give_up=self._give_up)
             generation.choices.append(choice)

@@ -18,6 +18,8 @@ BAD = [
     (COMPLETIONS, {"prompt": "x", "max_tokens": "5"}, "max_tokens"),
     (COMPLETIONS, {"prompt": "x", "n": 0}, "n"),
     (COMPLETIONS, {"prompt": "x", "n": 10**9}, "n"),
+    (COMPLETIONS, {"prompt": ["x"] * 65, "n": 2}, "n"),
+    (COMPLETIONS, {"prompt": [[1]] * 129}, "n"),
     (COMPLETIONS, {"prompt": 7}, "prompt"),
     (COMPLETIONS, {"prompt": []}, "prompt"),
     (COMPLETIONS, {"prompt": ["a", 1]}, "prompt"),
