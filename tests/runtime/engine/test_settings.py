@@ -53,6 +53,13 @@ def test_defaults_come_from_the_model_and_the_machine(tiny_llama):
     assert from_arguments(["--host", "0.0.0.0", "--model", str(tiny_llama)]).control_host == "0.0.0.0"
 
 
+def test_idle_connections_are_kept_longer_than_a_gateway_keeps_its_own(tiny_llama):
+    """Otherwise a request now and then meets a connection that is being closed."""
+    from headway_gateway.upstream import POOL_IDLE
+
+    assert from_arguments(["--model", str(tiny_llama)]).keep_alive_seconds > 2 * POOL_IDLE
+
+
 def test_the_default_model_is_found_without_importing_its_package():
     import sys
 

@@ -1,8 +1,10 @@
 """The emulated accelerator: iterations last as long as they were told to, it predicts them so, and it says what it is."""
 
 import json
+import re
 import statistics
 import threading
+import time
 
 import pytest
 from headway_runtime.settings import SettingsError, from_arguments
@@ -37,6 +39,43 @@ def test_iterations_last_as_long_as_told_and_are_predicted_so(paced):
     # A busy machine may only make it longer; half of the iterations are as they were told, within a fifth.
     assert statistics.median(step["seconds"] / told(step["shape"]) for step in steps) < 1.2
     assert statistics.median(abs(step["predicted"] / told(step["shape"]) - 1) for step in steps) < 0.2
+
+
+def first_tokens(runtime):
+    """(how many, seconds in all, {upper bound: how many up to it}) of the histogram of times to the first token."""
+    name, labels = "headway_engine_ttft_seconds", {"class": "other"}
+    found = re.findall(rf'^{name}_bucket{{class="other",le="(\S+)"}} (\S+)$', runtime.metrics(), re.MULTILINE)
+    buckets = {float(bound): float(count) for bound, count in found}
+    return runtime.metric(f"{name}_count", **labels), runtime.metric(f"{name}_sum", **labels), buckets
+
+
+def test_the_time_to_the_first_token_ends_with_the_last_chunk_of_the_prompt(paced):
+    """Three chunks are told to take 0.16 s in all; two more tokens come after, which are none of it."""
+    paced.completion(prompt="A", max_tokens=1)
+    paced.assert_idle()
+    count, seconds, buckets = first_tokens(paced)
+    began = time.monotonic()
+    with paced.client.stream("POST", f"{paced.url}/v1/completions", json={"prompt": [90] * 80, "max_tokens": 3, "stream": True}) as answer:
+        next(line for line in answer.iter_lines() if line.startswith("data: "))
+        seen = time.monotonic() - began
+    paced.assert_idle()
+    later_count, later_seconds, later_buckets = first_tokens(paced)
+    ours = later_seconds - seconds
+    assert later_count - count == 1
+    assert 3 * 0.04 + 80 * 0.0005 <= ours <= seen
+    fullest = min(bound for bound in buckets if later_buckets[bound] > buckets[bound])
+    assert fullest / 1.2 <= ours <= fullest, "told by its bucket to a fifth"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_left_before_its_first_token_has_no_time_to_it(paced, eventual, stream):
+    paced.completion(prompt="A", max_tokens=1)
+    paced.assert_idle()
+    before = first_tokens(paced)
+    with paced.connect({"prompt": [91] * 900, "max_tokens": 1, "stream": stream}):
+        eventual(lambda: paced.load().running == 1, what="a prefill of 1.6 s under way")
+    paced.assert_idle()
+    assert first_tokens(paced) == before
 
 
 def test_it_says_that_it_is_emulated(paced, shared_runtime):
