@@ -264,19 +264,22 @@ def test_after_many_evictions_it_resumes_only_in_a_pool_that_is_otherwise_empty(
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("patience", [None, 60.0])
 def test_requests_that_each_nearly_fill_the_pool_all_finish_with_bounded_preemptions(engine, depth, patience):
+    """Six prompts, two of them with four choices each, and small newcomers all the while."""
     run = engine(blocks=26, block_size=16, budget=32, depth=depth, max_num_seqs=8, policy=PriorityPreemptive(patience=patience))
-    large = [run.add(200, max_tokens=200) for _ in range(6)]
+    large = [run.add(200, max_tokens=200) for _ in range(4)]
+    for group in (1, 2):
+        large += [run.add([(group + at) % 50 for at in range(200)], max_tokens=200, group=group) for _ in range(4)]
     drip, steps = [], 0
     while run.step():
         steps += 1
         if steps % 10 == 0 and len(drip) < 40:
             drip.append(run.add(5 + len(drip) % 20, max_tokens=10))
     run.check_end()
-    serial = 6 * (200 / 32 + 200) + 40 * (1 + 10)
+    serial = len(large) * (200 / 32 + 200) + 40 * (1 + 10)
     assert steps < 4 * serial
     bound = 1 + ceil(log2(26))
     assert max(seq.preemptions for seq in run.sequences.values()) <= bound
-    assert sum(seq.num_outputs for seq in large) == 1200
+    assert sum(seq.num_outputs for seq in large) == 200 * len(large) == 2400
 
 
 def test_growing_sequences_in_a_tiny_pool_are_preempted_often_and_within_the_bound(engine):
