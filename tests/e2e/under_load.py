@@ -111,9 +111,15 @@ def traffic(release: Release, folder: Path, model: str = "tiny", loads: tuple[Lo
 
 
 def but_ok(lines: list[Line]) -> list[tuple[Any, ...]]:
-    """What did not end as it should: outcome, status, seconds from its being due to its end, tokens, and what the client was told."""
+    """What did not end as it should: outcome, status, seconds from its being due to its end, tokens, and what the client was told.
+
+    A 429 is no loss: it says that this machine was too slow for the load, which no change and no death excuses and none has to cure. Where
+    that was said to more than a third of the requests the run shows nothing, and raises AssertionError.
+    """
+    contended = sum(line["status"] == 429 for line in lines)
+    assert 3 * contended <= len(lines), f"inconclusive: the machine was too slow for {contended} of {len(lines)} requests"
     return [
         (line["outcome"], line["status"], round((line["end"] or 0) - line["due"], 2), line["tokens"], line["error"])
         for line in sorted(lines, key=lambda line: line["due"])
-        if line["outcome"] != "ok"
+        if line["outcome"] != "ok" and line["status"] != 429
     ]
