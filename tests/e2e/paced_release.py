@@ -69,7 +69,7 @@ class PacedRelease:
         return self.release.namespace
 
     def promise(self, mode: str, **spec: Any) -> None:
-        """Makes the ServingSLO, and returns when the operator has seen it and the gateways know a replica that is ready."""
+        """Makes the ServingSLO, and returns when the gateways have it and know a replica that is ready."""
         document = {
             "apiVersion": "headway.dev/v1alpha1",
             "kind": "ServingSLO",
@@ -82,21 +82,12 @@ class PacedRelease:
             },
         }
         self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(document))
-        self.cluster.wait_for(lambda: self.reason("KnobsApplied") != "", "the operator has seen the object", pause=0.5)
-        self.cluster.wait_for(self._served, "the gateways know a replica that is ready", pause=0.5)
-
-    def _served(self) -> bool:
-        reports = self.release.gateways().values()
-        return all(pool.ready_replicas for report in reports for pool in report.pools) and all(report.pools for report in reports)
+        self.cluster.wait_for(lambda: self.release.in_force(SLO, "chat"), "the promise is in force", pause=0.5)
 
     @property
     def status(self) -> dict[str, Any]:
         """Of the ServingSLO, as it is now."""
         return self.cluster.get(f"servingslo/{SLO}", namespace=self.namespace).get("status", {})
-
-    def reason(self, kind: str) -> str:
-        """Of one condition; empty while nobody has looked at the object."""
-        return next((known["reason"] for known in self.status.get("conditions", []) if known["type"] == kind), "")
 
     @property
     def scale(self) -> int:

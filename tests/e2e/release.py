@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -43,16 +44,15 @@ class Release:
 
     def install(self, *flags: str) -> str:
         """Returns when everything is ready. Raises CommandFailed."""
-        return self._helm("install", *flags)
+        return self.helm("install", *PATIENCE, *flags)
 
     def upgrade(self, *flags: str) -> str:
         """The same."""
-        return self._helm("upgrade", *flags)
+        return self.helm("upgrade", *PATIENCE, *flags)
 
-    def _helm(self, verb: str, *flags: str) -> str:
-        return self.cluster.helm(
-            verb, self.name, str(CHART), "--namespace", self.namespace, "--values", str(self.values), *PATIENCE, *flags
-        )
+    def helm(self, verb: str, *flags: str) -> str:
+        """`install` or `upgrade` of this chart and these values."""
+        return self.cluster.helm(verb, self.name, str(CHART), "--namespace", self.namespace, "--values", str(self.values), *flags)
 
     def part(self, component: str) -> str:
         """Name of a component's Deployment: `gateway`, `operator`, or a pool."""
@@ -91,6 +91,18 @@ class Release:
         for name, pod in self.pods("gateway").items():
             found[name] = json.loads(_read(pod, "/policy")).get(self.part(pool), {}).get("generation", 0)
         return found
+
+    def in_force(self, slo: str, pool: str) -> bool:
+        """Whether every gateway has the newest policy of a ServingSLO over the pool, in whatever mode, and a replica that is ready."""
+        found = self.cluster.get(f"servingslo/{slo}", namespace=self.namespace)
+        status = found.get("status", {})
+        if status.get("observedGeneration") != found["metadata"]["generation"]:
+            return False
+        revision = status.get("applied", {}).get("policyRevision", math.inf)
+        books = [known for report in self.gateways().values() for known in report.pools if known.pool == self.part(pool)]
+        return bool(books) and all(
+            known.ready_replicas and known.policy is not None and known.policy.revision >= revision for known in books
+        )
 
     def wait_until_ready(self, patience: float = 120.0) -> None:
         """Every Deployment has all its pods available, and none too many."""
