@@ -60,6 +60,7 @@ def test_a_rollout_restart_costs_nobody_an_answer(release: Release, tmp_path: Pa
     assert restarts(release) == 0
 
 
+@pytest.mark.full
 def test_a_replica_that_is_no_longer_needed_is_cordoned_and_goes_once_it_is_empty(release: Release, tmp_path: Path):
     cluster, namespace = release.cluster, release.namespace
     if cluster.audit is None:

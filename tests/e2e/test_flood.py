@@ -12,7 +12,7 @@ from headway_core.contract import RuntimeReport
 from open_loop import Load
 from under_load import Line, install, promise, traffic
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(600)]
 
 SLOTS = 8
 FLOOD = Load(rate=7.0, seconds=900, prompt_tokens=40, output_tokens=40, tokens_per_word=1.0, template_tokens=1.0, seed=5)

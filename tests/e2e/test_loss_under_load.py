@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from cluster.client import Client
 from cluster.fixtures import fresh_namespace
@@ -36,19 +37,24 @@ def release(
         yield installed
 
 
-@pytest.mark.parametrize("words", ["headway_runtime.engine_process", "-m headway_runtime"], ids=["engine", "server"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param("headway_runtime.engine_process", id="engine"),
+        pytest.param("-m headway_runtime ", id="server", marks=pytest.mark.full),
+    ],
+)
 def test_a_runtime_that_dies_loses_its_own_streams_and_says_so_in_each(release: Release, tmp_path: Path, words: str):
     before = everybody(release)
     with traffic(release, tmp_path) as flowing:
         victim = busiest(release)
-        died = time.time()
-        release.process(victim, words).send_signal(signal.SIGKILL)
+        died = kill(release.process(victim, words))
         wait_until_restarted(release, victim, before)
         lines = flowing.finish()
     lost = [line for line in lines if line["outcome"] == "lost"]
     assert lost != [], "something ran on it"
     print(f"{len(lost)} of {len(lines)} streams were lost: {Counter(line['error'] for line in lost)}")
-    assert all(line["first"] <= died + 1 and line["end"] >= died for line in lost), "only streams that had begun"
+    assert all(line["first"] <= died + 1 and abs(line["end"] - died) < 3 for line in lost), "only streams that had begun, and at once"
     assert but_ok([line for line in lines if line["outcome"] != "lost"]) == []
     assert restarted(release, before) == {victim: 1}
     release.wait_until_settled()
@@ -58,8 +64,7 @@ def test_a_gateway_that_dies_breaks_its_own_connections_and_no_others(release: R
     before = everybody(release)
     with traffic(release, tmp_path) as flowing:
         victim = next(name for name, report in release.gateways().items() if any(sum(p.replica_in_flight.values()) for p in report.pools))
-        died = time.time()
-        release.process(victim, "headway_gateway").send_signal(signal.SIGKILL)
+        died = kill(release.process(victim, "headway_gateway"))
         wait_until_restarted(release, victim, before)
         lines = flowing.finish()
     cut = [line for line in lines if line["outcome"] == "truncated"]
@@ -67,18 +72,21 @@ def test_a_gateway_that_dies_breaks_its_own_connections_and_no_others(release: R
     assert cut != [], "something ran through it"
     until = max([died, *(line["due"] for line in refused)]) - died
     print(f"{len(cut)} of {len(lines)} streams were cut, {len(refused)} connections were refused within {until:.1f} s")
-    assert all(line["due"] <= died <= line["end"] <= died + 1 for line in cut), "only what ran through it"
-    assert all(line["end"] >= died and line["due"] <= died + REFUSED_FOR for line in refused), "connections are soon led to the other one"
+    assert all(line["due"] <= died and abs(line["end"] - died) < 1 for line in cut), "only what ran through it"
+    assert all(line["end"] >= died - 1 and line["due"] <= died + REFUSED_FOR for line in refused), (
+        "connections are soon led to the other one"
+    )
     assert but_ok([line for line in lines if line["outcome"] not in ("truncated", "failed")]) == []
     assert restarted(release, before) == {victim: 1}
     release.wait_until_settled()
 
 
+@pytest.mark.full
 def test_an_operator_that_dies_is_not_missed_until_something_is_to_be_decided(release: Release, tmp_path: Path):
     before = everybody(release)
     (victim,) = release.pods("operator")
     with traffic(release, tmp_path) as flowing:
-        release.process(victim, "headway_operator").send_signal(signal.SIGKILL)
+        kill(release.process(victim, "headway_operator"))
         wait_until_restarted(release, victim, before)
         assert_it_acts(release)
         lines = flowing.finish()
@@ -129,6 +137,12 @@ def everybody(release: Release) -> dict[str, Pod]:
     return release.pods("gateway") | release.pods("runtime") | release.pods("operator")
 
 
+def kill(process: psutil.Process) -> float:
+    """When: wall clock."""
+    process.send_signal(signal.SIGKILL)
+    return time.time()
+
+
 def busiest(release: Release) -> str:
     """The runtime that most runs on."""
     return max((report.running, name) for name, report in release.runtimes().items())[1]
@@ -156,7 +170,8 @@ def assert_it_acts(release: Release) -> None:
     """Somebody holds the lease and looks at objects: a changed promise is soon in force everywhere."""
     began = time.time()
     number = release.cluster.get("servingslo/chat", namespace=release.namespace)["metadata"]["generation"]
-    promise(release, objectives={"ttft": {"target": f"{60 + number}s", "percentile": 50}, "tpot": {"target": "10s", "percentile": 50}})
+    objectives = {"ttft": {"target": f"{60 + number}s", "percentile": 50}, "tpot": {"target": "10s", "percentile": 50}}
+    promise(release, patience=240, objectives=objectives)  # a kubelet that lost the API server asks again after its own time
     took = time.time() - began
     if release.cluster.audit is not None:
         write = Deeds(release.cluster.audit, release.namespace, release.part("operator")).policies("chat", began)[-1]

@@ -42,14 +42,13 @@ def install(cluster: Client, namespace: str, base: Path, folder: Path, *, replic
     pools = [{"name": "chat", "model": {"hostPath": str(model), "servedName": "tiny"}}]
     values = values_file(folder / "base.json", base, gateway={"replicas": 2}, runtime=runtime, pools=pools)
     release = Release(cluster, namespace, values_file(folder / "values.json", values, **changes))
-    release.install("--set", "runtime.minReadySeconds=0")
-    if replicas > 1:
-        cluster.kubectl("scale", f"deployment/{release.part('chat')}", f"--replicas={replicas}", "-n", namespace)
-        release.wait_until_ready()
+    release.helm("install", "--set", "runtime.minReadySeconds=0")
+    cluster.kubectl("scale", f"deployment/{release.part('chat')}", f"--replicas={replicas}", "-n", namespace)
+    release.wait_until_ready(patience=240)
     return release
 
 
-def promise(release: Release, name: str = "chat", pool: str = "chat", **spec: Any) -> None:
+def promise(release: Release, name: str = "chat", pool: str = "chat", *, patience: float = 90.0, **spec: Any) -> None:
     """A ServingSLO that any machine keeps, observed only unless `spec` says more: what is tested is who is lost, not the speed."""
     document = {
         "apiVersion": "headway.dev/v1alpha1",
@@ -71,7 +70,7 @@ def promise(release: Release, name: str = "chat", pool: str = "chat", **spec: An
             return set(release.generations(pool).values()) == {number}
         return False
 
-    release.cluster.wait_for(in_force, "everybody has the promise in force", patience=90, pause=0.5)
+    release.cluster.wait_for(in_force, "everybody has the promise in force", patience=patience, pause=0.5)
 
 
 class Traffic:
