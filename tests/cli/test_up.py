@@ -55,7 +55,7 @@ class Up:
     def said(self):
         return self.output.read_text()
 
-    def wait_for(self, pattern, seconds=120):
+    def wait_for(self, pattern, seconds=300):
         return until(lambda: re.search(pattern, self.said), seconds, lambda: f"{pattern!r} in:\n{self.said}")
 
     def ask(self, **changes):
@@ -78,7 +78,7 @@ def running(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_from_start_to_a_changed_promise_to_a_clean_stop(running):
     up = running
     up.wait_for(r"ready: http://127\.0\.0\.1:\d+")
@@ -91,13 +91,13 @@ def test_from_start_to_a_changed_promise_to_a_clean_stop(running):
     printed = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, check=True, timeout=60)
     assert "Paris" in printed.stdout
 
-    # So does the printed plan; a handful of requests is too few for a mix, unless it is said.
+    # So does the printed plan. Whether this machine can keep the promise at all is for the plan to say: 0 or 1.
     plan = [sys.executable, "-m", "headway_cli", "plan", "--watch", "1", "--prompt-tokens", "40", "--output-tokens", "12", "--from"]
     planned = subprocess.run(
         [*plan, re.search(r"headway plan --from (\S+)`", up.said)[1]], capture_output=True, text=True, check=False, timeout=60
     )
-    assert planned.returncode == 0, planned.stdout + planned.stderr
-    assert "max_num_seqs" in planned.stdout
+    assert planned.returncode in (0, 1), planned.stdout + planned.stderr
+    assert "40 prompt tokens" in planned.stdout and "Feasible" in planned.stdout
 
     # A broken edit changes nothing and is named by its line; a good one is in force at once.
     good = up.slo.read_text()
