@@ -1,5 +1,5 @@
-"""uvicorn's HTTP protocol with what it lacks: limits on the head of a request, offers of another protocol passed over, and clients that
-leave while more than one of their requests is under way, answers in HTTP/1.0."""
+"""uvicorn's HTTP protocol with what it lacks: limits on what is read without becoming a request and on requests that wait, offers of
+another protocol passed over, clients that leave while more than one of their requests is under way, answers in HTTP/1.0."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from headway_gateway.exchange import CONNECTION
 
 HEAD_SECONDS = 30.0
 HEAD_BYTES = 64 * 1024
+"""Of a head, of the trailers of a body, of an extension of a chunk: of whatever the parser keeps or skips until it makes sense."""
 MOST_PIPELINED = 16
 """Requests that may wait behind the one being answered while reading goes on, which is how a client's leaving is noticed."""
+MOST_UNANSWERED = 1000
+"""Requests that may wait at all, since a single read can hold that many and more: a client that sends on is cut off."""
 
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding")
@@ -26,11 +29,12 @@ class ClientConnection(HttpToolsProtocol):
     """One connection of a client."""
 
     _head_timer: TimerHandle | None = None
-    _head_bytes = 0
+    _idle_bytes = 0
+    """Read since a head or a piece of a body was complete."""
     _resuming = False
     """The parser reads a head that was read before."""
-    _cycles: tuple[RequestResponseCycle, ...] = ()
-    """Requests whose answers are not complete."""
+    _current: RequestResponseCycle | None = None
+    """The request that is answered, or was last; those behind it wait in `pipeline`, the newest first."""
     _lost: Callable[[], None] | None = None
 
     def watch(self, lost: Callable[[], None] | None) -> None:
@@ -41,7 +45,7 @@ class ClientConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             lost()
         # Leaving is noticed by reading.
-        self.flow.resume_reading()
+        self._read_on()
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # uvicorn narrows it the same way
         """A connection that sends nothing is closed like one that is idle.
@@ -55,13 +59,12 @@ class ClientConnection(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Every request under way is told, not the last one alone."""
+        """The request that is answered is told, and not the newest alone; what waits behind it is never begun."""
         self._end_of_head()
         super().connection_lost(exc)
-        for cycle in self._cycles:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
+        if self._current is not None and not self._current.response_complete:
+            self._current.disconnected = True
+            self._current.message_event.set()
         if self._lost is not None:
             self._lost()
 
@@ -70,25 +73,28 @@ class ClientConnection(HttpToolsProtocol):
 
         One that has just come, or that is sending a head, is left: whoever is behind it has begun to ask and is to be told.
         """
-        under_way = [cycle for cycle in self._cycles if not cycle.response_complete]
-        if under_way:
-            under_way[-1].keep_alive = False
+        if self.pipeline:
+            self.pipeline[0][0].keep_alive = False
+        elif self._current is not None and not self._current.response_complete:
+            self._current.keep_alive = False
         elif self._head_timer is None:
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Counts while the head is incomplete: the parser itself would keep any amount."""
-        self._unset_keepalive_if_required()
+        """Counts what comes to nothing: the parser itself would keep any amount.
+
+        The timer of an idle connection runs on, unless a request begins: the rest of a body that nobody waits for is no reason to stay.
+        """
+        self._idle_bytes += len(data)
         try:
             self._feed(data)
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
             return
-        if self._head_timer is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
+        if self._idle_bytes > HEAD_BYTES and not self.transport.is_closing():
+            if self._current is None or self._current.response_complete:
                 self.transport.write(_TOO_LONG)
-                self.transport.close()
+            self.transport.close()
 
     def _feed(self, data: bytes) -> None:
         """The parser stops at a request that offers an upgrade, as if it had no body.
@@ -111,6 +117,7 @@ class ClientConnection(HttpToolsProtocol):
         """A request begins; its head must be complete in time."""
         if self._resuming:
             return
+        self._unset_keepalive_if_required()
         super().on_message_begin()
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]  # ASGI: extensions hold anything
         self._end_of_head()
@@ -122,8 +129,8 @@ class ClientConnection(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header."""
-        if not self._resuming:
+        """A header; one behind the body (a trailer) is passed over, or it would pass for one of the head's."""
+        if not self._resuming and self._head_timer is not None:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -132,12 +139,31 @@ class ClientConnection(HttpToolsProtocol):
             self._resuming = False
             return
         self._end_of_head()
+        if len(self.pipeline) >= MOST_UNANSWERED:
+            self.transport.close()
+            return
+        self._unset_keepalive_if_required()
         super().on_headers_complete()
-        self._cycles = (*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle)
-        if 1 < len(self._cycles) <= MOST_PIPELINED:
+        if self.pipeline:
+            self._read_on()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body."""
+        self._idle_bytes = 0
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        """The next one's turn. The server would read on at each, however many wait."""
+        super().on_response_complete()
+        if len(self.pipeline) >= MOST_PIPELINED and not self.transport.is_closing():
+            self.flow.pause_reading()
+
+    def _read_on(self) -> None:
+        if len(self.pipeline) < MOST_PIPELINED and not self.transport.is_closing():
             self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._current = cycle
         super()._start_asgi_task(cycle, _Unframed(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
     def on_message_complete(self) -> None:
@@ -149,7 +175,7 @@ class ClientConnection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-        self._head_bytes = 0
+        self._idle_bytes = 0
 
 
 class _Unframed:

@@ -52,7 +52,7 @@ async def listening(settings: Settings) -> AsyncIterator[tuple[Gateway, int, int
         PortTaken: before anything else is begun.
         InvalidInput, OSError: the keys cannot be read.
     """
-    sockets = [_listen(settings.host, port) for port in (settings.port, settings.control_port)]
+    sockets = [_listen(settings.host, port, settings.stall_timeout) for port in (settings.port, settings.control_port)]
     gateway = Gateway(settings)
     servers = [_server(app, settings) for app in (gateway.front, gateway.control)]
     gateway.connections = cast(Collection[ClientConnection], servers[0].server_state.connections)
@@ -114,7 +114,7 @@ async def drain(gateway: Gateway, now: asyncio.Event) -> None:
             await pipeline.idle.wait()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, stall_timeout: float) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -123,6 +123,9 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Accepted sockets inherit it: the kernel resets a connection whose peer leaves our bytes lying, whatever we were about to send.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((stall_timeout + 1.0) * 1000))
     return sock
 
 

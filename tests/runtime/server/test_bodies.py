@@ -171,3 +171,16 @@ def test_an_idle_connection_is_kept_for_as_long_as_was_said(impatient):
         began = time.monotonic()
         assert sock.recv(10) == b""
         assert 0.7 < time.monotonic() - began < 15
+
+
+def drip(sock, count):
+    for _ in range(count):
+        sock.sendall(b"a")
+        time.sleep(0.1)
+
+
+def test_the_rest_of_a_body_that_nobody_waits_for_keeps_no_connection_open(impatient):
+    with impatient.connect(raw=b"POST /health HTTP/1.1\r\nhost: x\r\ncontent-length: 10000\r\n\r\n") as sock:
+        assert b" 405 " in sock.recv(10_000)
+        with pytest.raises(OSError):
+            drip(sock, 300)

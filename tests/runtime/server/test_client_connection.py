@@ -1,0 +1,39 @@
+"""What clients send that is no request, and requests without end: bounded, and cut off without harm to others."""
+
+import json
+import socket
+import time
+
+import pytest
+
+BODY = json.dumps({"prompt": "hello", "max_tokens": 1}).encode()
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def again_and_again(sock, piece, times):
+    for _ in range(times):
+        sock.sendall(piece)
+
+
+@pytest.mark.parametrize("start", [CHUNKED + b"x: ", b"GET /health HTTP/1.1\r\nx: "], ids=["trailers", "head"])
+@pytest.mark.parametrize("piece", [b"a: b\r\n" * 2_000, b"a" * 12_000], ids=["many", "long"])
+def test_headers_without_end_are_cut_off(runtime, start, piece):
+    with runtime.connect(raw=start) as sock, pytest.raises(OSError):
+        again_and_again(sock, piece, 4_000)
+    assert runtime.completion(prompt="hello", max_tokens=1).status_code == 200
+    runtime.assert_idle()
+
+
+def test_a_client_that_pipelines_without_reading_stops_nobody_else(runtime):
+    with runtime.connect(raw=b"") as sock:
+        sock.settimeout(0.2)
+        begun = time.monotonic()
+        try:
+            while time.monotonic() < begun + 3.0:
+                sock.send(HEALTH * 2_000)
+        except (OSError, TimeoutError):
+            pass
+        with socket.create_connection(runtime.address, timeout=10) as other:
+            other.sendall(HEALTH)
+            assert b" 200 " in other.recv(10_000)
