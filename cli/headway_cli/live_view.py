@@ -1,7 +1,13 @@
-"""What `headway up` shows while it runs: one row per class, promised against happened. A table on a terminal, plain lines elsewhere."""
+"""What `headway up` shows while it runs: one row per class, promised against happened. A table on a terminal, plain lines elsewhere.
+
+Showing is not what it is there for: output that nobody takes any more, or that its file has no room for, is lost and nothing else is.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
@@ -62,36 +68,53 @@ class Status:
     """The planner's latest reason, or what is being waited for."""
 
 
+class _Console(Console):
+    """One that a closed pipe does not end the process for."""
+
+    def on_broken_pipe(self) -> None:
+        """The lines to come go nowhere, those that are still buffered as well."""
+        self.quiet = True
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), self.file.fileno())
+
+
 class LiveView:
     """Shows a `Status` again and again, and messages in between. Use as a context manager."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._console = Console(file=stream, highlight=False)
+        if isinstance(stream, io.TextIOWrapper):
+            # A dash that the terminal's encoding lacks becomes a question mark.
+            stream.reconfigure(errors="replace")
+        self._console = _Console(file=stream, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal else None
         self._last_plain = float("-inf")
         self._last_line = ""
 
     def __enter__(self) -> LiveView:
         if self._live:
-            self._live.start()
+            with contextlib.suppress(OSError):
+                self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
 
     def say(self, message: str) -> None:
         """A line that stays."""
-        self._console.print(Text(message), soft_wrap=True)
+        with contextlib.suppress(OSError):
+            self._console.print(Text(message), soft_wrap=True)
 
     def show(self, status: Status, now: float) -> None:
         """Replaces the table, or prints one line when something changed and the last is old enough."""
         if self._live:
-            self._live.update(_table(status), refresh=True)
+            with contextlib.suppress(OSError):
+                self._live.update(_table(status), refresh=True)
             return
         line = _plain(status)
         if line != self._last_line and now - self._last_plain >= _PLAIN_EVERY:
-            self._console.print(Text(line), soft_wrap=True)
+            self.say(line)
             self._last_plain, self._last_line = now, line
 
 

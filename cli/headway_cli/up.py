@@ -18,7 +18,7 @@ from headway_core.contract import Endpoint, ReplicaState
 from headway_core.errors import InvalidInput
 
 from headway_cli.live_view import LiveView
-from headway_cli.policy_writer import write_policy
+from headway_cli.policy_writer import PolicyWriter, write_policy
 from headway_cli.reports import gateway_report, runtime_reports
 from headway_cli.slo_file import read_slo
 from headway_cli.steering import Steering
@@ -41,6 +41,9 @@ class Deployment:
         self.gateway_control = free_port()
         self.steering = Steering(settings.slo, self.endpoints)
         write_policy(self.policies, self.steering.policy())
+        self.policy_writer = PolicyWriter(self.policies)
+        # As of now, not of the end of the start: who edits the promise while the model loads is heard.
+        self.slo_content = _content(settings.slo_path)
         self.gateway = Child("gateway", self._gateway_arguments(), state / "gateway.log")
         self.replicas = {name: Child(name, self._runtime_arguments(name), state / f"{name}.log") for name in self.endpoints}
         # The gateway stops first, so that it can finish its streams on replicas that still run.
@@ -153,13 +156,12 @@ async def _until_ready(deployment: Deployment, client: httpx.AsyncClient, stop: 
 
 async def _watch(deployment: Deployment, client: httpx.AsyncClient, stop: asyncio.Event, view: LiveView) -> None:
     """Restarts, steers and shows, until told to stop."""
-    settings, steering = deployment.settings, deployment.steering
-    content = settings.slo_path.read_bytes()
+    steering, writer = deployment.steering, deployment.policy_writer
     while not stop.is_set():
         now = time.monotonic()
         for line in deployment.supervisor.check(now):
             view.say(line)
-        content = _reread(deployment, content, view.say)
+        _reread(deployment, view.say)
         reports = await runtime_reports(client, deployment.runtime_control_urls)
         gateway = await gateway_report(client, deployment.gateway_control_url)
         well = [name for name, report in reports.items() if report.state is not ReplicaState.FAILED]
@@ -169,33 +171,40 @@ async def _watch(deployment: Deployment, client: httpx.AsyncClient, stop: asynci
             view.say(line)
         changed = steering.observe(reports, gateway, deployment.alive, now)
         if changed is not None:
-            write_policy(deployment.policies, changed)
+            writer.put(changed)
             knobs = changed.knobs
             view.say(f"knobs: max_num_seqs {knobs.max_num_seqs}, prefill token budget {knobs.prefill_token_budget}")
+        for line in writer.write():
+            view.say(line)
         view.show(steering.status(deployment.alive, now), now)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL)
 
 
-def _reread(deployment: Deployment, before: bytes, say: Callable[[str], None]) -> bytes:
+def _reread(deployment: Deployment, say: Callable[[str], None]) -> None:
     """Adopts the SLO file when its content changed; a broken one changes nothing and is said once."""
     path, steering = deployment.settings.slo_path, deployment.steering
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return before
-    if content == before:
-        return before
+    content = _content(path)
+    if content is None or content == deployment.slo_content:
+        return
+    deployment.slo_content = content
     try:
         slo = read_slo(path)
         if slo.target_name != steering.slo.target_name:
             raise InvalidInput(f"must stay {steering.slo.target_name!r} while it runs", "spec.targetRef.name")
     except InvalidInput as error:
         say(f"the promise stays as it was: {error}")
-        return content
-    write_policy(deployment.policies, steering.adopt(slo))
+        return
+    deployment.policy_writer.put(steering.adopt(slo))
     say(f"{path} changed: its promise is in force from now")
-    return content
+
+
+def _content(path: Path) -> bytes | None:
+    """What the file holds; None while there is none to read. A pipe is read at the start only: it might be waited for, and all else too."""
+    try:
+        return path.read_bytes() if path.is_file() else None
+    except OSError:
+        return None
 
 
 async def _model_name(client: httpx.AsyncClient, url: str) -> str:

@@ -1,5 +1,7 @@
 import io
+import os
 
+import pytest
 from headway_cli.live_view import ClassRow, LiveView, Promised, Status
 
 ROW = ClassRow("interactive", 2.04, Promised(0.42, 1.0), Promised(0.061, 0.05, kept=False), 0.97, 3, 0.125)
@@ -33,3 +35,25 @@ def test_plain_lines_are_few_and_only_when_something_changed():
 def test_a_target_that_grows_with_the_prompt_is_shown_whole():
     longer = ClassRow("interactive", 1.0, Promised(2.4, 2.0, 3.0, kept=True), Promised(), 1.0, 0, 0.0)
     assert "TTFT 2.40 s of 2.00 s + 3.00 s/1k, TPOT – of –" in shown([(0.0, Status([longer], 1, 1, 0, 0, 8, 64, "x"))])
+
+
+@pytest.mark.parametrize("kind", ["closed pipe", "full disk"])
+def test_output_that_goes_nowhere_ends_nothing(kind):
+    if kind == "closed pipe":
+        reader, writer = os.pipe()
+        os.close(reader)
+    else:
+        writer = os.open("/dev/full", os.O_WRONLY)
+    with open(writer, "w") as stream, LiveView(stream) as view:
+        for _ in range(3):
+            view.say("ready")
+            view.show(STATUS, 100.0)
+        # Whatever could not be written is not to fail again when the file is closed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)
+
+
+def test_an_encoding_without_dashes_gets_question_marks():
+    raw = io.BytesIO()
+    with LiveView(io.TextIOWrapper(raw, encoding="ascii")) as view:
+        view.show(STATUS, 0.0)
+        assert b"batch: ? req/s" in raw.getvalue()
