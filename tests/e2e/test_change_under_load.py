@@ -149,7 +149,7 @@ def wait_until_gone(release: Release, old: dict[str, Pod]) -> None:
     def gone() -> bool:
         return not old.keys() & {pod["metadata"]["name"] for pod in release.cluster.get("pods", namespace=release.namespace)["items"]}
 
-    release.cluster.wait_for(gone, f"gone: {', '.join(old)}", patience=120, pause=0.5)
+    release.cluster.wait_for(gone, f"gone: {', '.join(old)}", patience=240, pause=0.5)
 
 
 def restarts(release: Release) -> int:

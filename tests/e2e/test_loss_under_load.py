@@ -155,7 +155,7 @@ def wait_until_restarted(release: Release, victim: str, before: dict[str, Pod]) 
         now = everybody(release)[victim]
         return now.ready and now.restarts > before[victim].restarts
 
-    release.cluster.wait_for(back, f"{victim} is back by itself", patience=120, pause=0.5)
+    release.cluster.wait_for(back, f"{victim} is back by itself", patience=240, pause=0.5)
     print(f"{victim} is ready again after {time.time() - killed:.0f} s")
 
 
