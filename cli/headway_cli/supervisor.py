@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -30,15 +31,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def port_is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there."""
-    with socket.socket() as probe:
+def why_not_listen(host: str, port: int) -> str | None:
+    """Why a server could not listen there, in words; None when it could."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return "is taken" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror})"
+    return None
 
 
 def _die_with_parent() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -69,13 +70,12 @@ class Deployment:
     @property
     def url(self) -> str:
         """Where the gateway answers."""
-        host = "127.0.0.1" if self.settings.host in ("0.0.0.0", "::") else self.settings.host  # noqa: S104 -- compared, not bound
-        return f"http://{host}:{self.settings.port}"
+        return f"http://{_reachable(self.settings.host)}:{self.settings.port}"
 
     @property
     def gateway_control_url(self) -> str:
         """The gateway's control port."""
-        return f"http://{'127.0.0.1' if self.settings.host == '0.0.0.0' else self.settings.host}:{self.gateway_control}"  # noqa: S104
+        return f"http://{_reachable(self.settings.host)}:{self.gateway_control}"
 
     @property
     def runtime_control_urls(self) -> dict[str, str]:
@@ -88,14 +88,39 @@ class Deployment:
         return [name for name, child in self.replicas.items() if child.alive]
 
 
+def _reachable(host: str) -> str:
+    """The host of a URL for what listens on `host`."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104 -- compared, not bound
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+@contextlib.contextmanager
+def _alone_in(state: Path) -> Iterator[None]:
+    """The folder is this one's while it lasts: two would steer each other's replicas. Raises InvalidInput when another has it."""
+    with (state / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidInput(f"--state {state}: another `headway up` runs with it: name another") from None
+        yield
+
+
 class StartFailed(Exception):
     """A process ended before the first answer; the message holds the end of its log."""
 
 
 def run(settings: UpSettings) -> int:
-    """Runs until a signal; 0 after a clean stop, 1 when it could not start. Blocks."""
+    """Runs until a signal; 0 after a clean stop, 1 when it could not start. Blocks. Raises InvalidInput when the state folder is in use."""
     state = settings.state or Path(tempfile.mkdtemp(prefix="headway-"))
-    deployment = Deployment(settings, state)
+    with _alone_in(state):
+        code = _run(Deployment(settings, state), state)
+    if code == 0 and settings.state is None:
+        shutil.rmtree(state, ignore_errors=True)
+    return code
+
+
+def _run(deployment: Deployment, state: Path) -> int:
     try:
         asyncio.run(_serve(deployment, state))
     except StartFailed as error:
@@ -105,8 +130,6 @@ def run(settings: UpSettings) -> int:
     except BaseException:
         deployment.supervisor.kill()
         raise
-    if settings.state is None:
-        shutil.rmtree(state, ignore_errors=True)
     return 0
 
 

@@ -13,7 +13,10 @@ from headway_core.slo import ServingSLO
 from headway_runtime.settings import find_model, from_arguments
 
 from headway_cli.slo_file import DEFAULT, read_slo
-from headway_cli.supervisor import port_is_free
+from headway_cli.supervisor import why_not_listen
+
+_LONGEST_DRAIN = 86400.0
+"""Seconds: a day, what a runtime takes."""
 
 EPILOG = """\
 examples:
@@ -87,8 +90,8 @@ def check(given: argparse.Namespace) -> UpSettings:
         raise InvalidInput(f"--replicas must be at least 1, not {given.replicas}")
     if not 1 <= given.port <= 65535:
         raise InvalidInput(f"--port must be from 1 to 65535, not {given.port}")
-    if given.drain_seconds < 0:
-        raise InvalidInput(f"--drain-seconds must not be negative, not {given.drain_seconds:g}")
+    if not 0 <= given.drain_seconds <= _LONGEST_DRAIN:
+        raise InvalidInput(f"--drain-seconds must be from 0 to {_LONGEST_DRAIN:g}, not {given.drain_seconds:g}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = given.threads if given.threads is not None else max(1, (cores - 1) // given.replicas)
     if threads < 1:
@@ -96,8 +99,9 @@ def check(given: argparse.Namespace) -> UpSettings:
     slo = read_slo(given.slo)
     model = find_model(given.model)
     from_arguments(["--model", str(model), *given.runtime_arguments])  # says itself which flag it cannot honour
-    if not port_is_free(given.host, given.port):
-        raise InvalidInput(f"port {given.port} on {given.host} is taken: stop what listens there, or choose another with --port")
+    reason = why_not_listen(given.host, given.port)
+    if reason is not None:
+        raise InvalidInput(f"port {given.port} on {given.host} {reason}: choose another with --port or --host, or stop what listens there")
     if given.state is not None:
         try:
             given.state.mkdir(parents=True, exist_ok=True)

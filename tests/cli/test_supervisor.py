@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from headway_cli.supervisor import Child, Supervisor, free_port, port_is_free
+from headway_cli.supervisor import Child, Supervisor, free_port, why_not_listen
 
 
 @pytest.fixture
@@ -101,10 +101,11 @@ def test_children_end_when_the_parent_is_killed_outright(module_folder):
 
 def test_ports_are_probed():
     port = free_port()
-    assert port_is_free("127.0.0.1", port)
+    assert why_not_listen("127.0.0.1", port) is None
     import socket
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        assert not port_is_free("127.0.0.1", port)
+        assert why_not_listen("127.0.0.1", port) == "is taken"
+    assert "cannot be had" in why_not_listen("999.1.1.1", port)

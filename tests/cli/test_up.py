@@ -1,5 +1,6 @@
 """`headway up` as a person runs it: real gateway, real engine, the default model."""
 
+import fcntl
 import os
 import re
 import signal
@@ -134,9 +135,13 @@ def test_from_start_to_a_changed_promise_to_a_clean_stop(running):
         (["--model", "/nowhere"], "/nowhere"),
         (["--slo", "{slo}"], r"slo\.yaml:6: spec\.objectives\.ttft\.target"),
         (["--replicas", "0"], "--replicas"),
-        (["--port", "{taken}"], "is taken"),
+        (["--port", "{taken}"], "is taken: choose"),
         (["--threads", "0"], "--threads"),
         (["--drain-seconds", "-1"], "--drain-seconds"),
+        (["--drain-seconds", "nan"], "--drain-seconds"),
+        (["--drain-seconds", "inf"], "--drain-seconds"),
+        (["--host", "999.1.1.1"], "999.1.1.1 cannot be had"),
+        (["--state", "{used}"], "another `headway up` runs with it"),
         (["--state", "/dev/null/state"], "--state /dev/null/state"),
         (["--", "--max-num-seqs", "0"], "--max-num-seqs: must be from 1"),
         (["--", "--no-such-flag"], "--no-such-flag"),
@@ -146,10 +151,11 @@ def test_what_cannot_work_is_refused_before_anything_heavy_starts(tmp_path, argu
     (tmp_path / "slo.yaml").write_text(DEFAULT.read_text().replace("{target: 2s,", "\n      {target: 0s,").replace("ttft: \n", "ttft:\n"))
     lines = (tmp_path / "slo.yaml").read_text().splitlines()
     line = next(number for number, text in enumerate(lines, 1) if "0s" in text)
-    with socket.socket() as taken:
+    with socket.socket() as taken, (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        filled = [text.format(slo=tmp_path / "slo.yaml", taken=taken.getsockname()[1]) for text in arguments]
+        filled = [text.format(slo=tmp_path / "slo.yaml", taken=taken.getsockname()[1], used=tmp_path) for text in arguments]
         done = subprocess.run([*UP, *filled], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert re.search(words.replace(":6:", f":{line}:"), done.stderr), done.stderr
