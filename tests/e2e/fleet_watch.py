@@ -51,6 +51,13 @@ class FleetWatch:
         """The latest look; empty before the first."""
         return self.looks[-1] if self.looks else Look(0.0, (), {})
 
+    def at(self, moment: float) -> Look:
+        """The last look before `moment`. Raises LookupError when there is none."""
+        for look in reversed(self.looks):
+            if look.at < moment:
+                return look
+        raise LookupError(f"nobody looked before {moment}")
+
     def _run(self) -> None:
         while not self._stopped.wait(self._every):
             try:
