@@ -34,7 +34,11 @@ class KeyFiles:
             found = self._files.changed()
             if found is None:
                 return
-            self.ring = parse_keys(found)
+            ring = parse_keys(found)
+            if len(self.ring) and not len(ring):
+                # What a file that is being written looks like; a key is revoked by its line, the last one with the gateway.
+                raise InvalidInput("holds no key any more")
+            self.ring = ring
         except (InvalidInput, OSError) as error:
             if str(error) != self._complaint:
                 log.warning("keys: %s; those read before stay in force", error)

@@ -17,7 +17,12 @@ class WatchedFiles:
         self._last: dict[str, bytes] | None = None
 
     def read(self) -> dict[str, bytes]:
-        """Name → content. Raises OSError when the path itself cannot be read; a file that vanishes meanwhile is simply not there."""
+        """Name → content. Raises OSError when the path itself cannot be read; a file that vanishes meanwhile is simply not there.
+
+        A pipe is read the first time only: later it would be waited for, and everybody with it, or give nothing.
+        """
+        if self._last is not None and self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
+            raise OSError(f"{self.path} is neither a file nor a folder")
         if not self.path.is_dir():
             return {self.path.name: self.path.read_bytes()}
         found: dict[str, bytes] = {}

@@ -1,0 +1,44 @@
+"""The key file while the gateway runs: a broken edit neither opens nor shuts the door."""
+
+import os
+import threading
+
+import pytest
+from headway_gateway.key_files import KeyFiles
+
+LINE = "alice  sha256:" + "0" * 64 + "\n"
+
+
+@pytest.mark.parametrize("kind", ["nothing", "empty", "folder without keys", "pipe", "link to itself", "half a line"])
+def test_keys_stay_in_force_whatever_stands_in_place_of_their_file(tmp_path, kind):
+    path = tmp_path / "keys"
+    path.write_text(LINE)
+    files = KeyFiles(path)
+    path.unlink()
+    {
+        "nothing": lambda: None,
+        "empty": path.touch,
+        "folder without keys": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "link to itself": lambda: path.symlink_to(path),
+        "half a line": lambda: path.write_text(LINE[:30]),
+    }[kind]()
+    reading = threading.Thread(target=lambda: [files.read() for _ in range(3)], daemon=True)
+    reading.start()
+    reading.join(20)
+    assert not reading.is_alive() and len(files.ring) == 1
+    path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+    path.write_text(LINE + LINE)
+    files.read()
+    assert len(files.ring) == 2
+
+
+def test_keys_from_a_pipe_are_read_once(tmp_path):
+    path = tmp_path / "keys"
+    os.mkfifo(path)
+    writing = threading.Thread(target=path.write_text, args=(LINE,))
+    writing.start()
+    files = KeyFiles(path)
+    writing.join()
+    files.read()
+    assert len(files.ring) == 1
