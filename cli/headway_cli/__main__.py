@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -27,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in (up_settings, bench, simulate, plan, calibrate):
         command.add_parser(commands)
+    # Closed by whoever started it (`>&-`): a command that has nobody to tell still does what it was asked for.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 -- open for as long as the process lives
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     given = parser.parse_args(arguments)
     try:
         if given.command == "up":
@@ -35,6 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InvalidInput, ConnectionError) as error:
         print(f"headway {given.command}: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        # A full disk under the output, say: nothing that was asked wrongly.
+        print(f"headway {given.command}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 
