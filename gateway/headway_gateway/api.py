@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any
 
 from headway_core.errors import RequestError
+from headway_core.json_document import parse_object
 
 MOST_CHOICES = 128
 """Answers to one request, over all its prompts: what the runtime takes."""
@@ -50,7 +51,7 @@ def parse(endpoint: Endpoint, body: bytes) -> Asked:
     Raises:
         RequestError: it is not a JSON object in UTF-8, or a member that the gateway needs breaks a rule; `field` names it.
     """
-    document = _document(body)
+    document = parse_object(body)
     prompts, text, token_ids = (_prompt if endpoint is Endpoint.COMPLETIONS else _messages)(document)
     stream = document.get("stream")
     if stream is not None and not isinstance(stream, bool):
@@ -72,28 +73,6 @@ def parse(endpoint: Endpoint, body: bytes) -> Asked:
         service_tier=tier,
         body=body,
     )
-
-
-def _document(body: bytes) -> dict[str, Any]:
-    try:
-        document = _DECODER.decode(body.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the body must be UTF-8, and byte {error.start} is not", code="invalid_json") from None
-    except RecursionError:
-        raise RequestError("the body is nested too deeply", code="invalid_json") from None
-    except ValueError as error:
-        raise RequestError(f"the body must be JSON: {error}", code="invalid_json") from None
-    if not isinstance(document, dict):
-        raise RequestError(f"the body must be a JSON object, not {_kind(document)}", code="invalid_json")
-    return document
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
-"""Made once: for each request it would cost more than most bodies do."""
 
 
 def _max_tokens(document: dict[str, Any], endpoint: Endpoint) -> int | None:

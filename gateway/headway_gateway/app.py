@@ -77,6 +77,7 @@ class Gateway:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.pools.stop()
             await self.upstream.close()
+            self.pipeline.close()
 
 
 class Front:

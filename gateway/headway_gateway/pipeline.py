@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from headway_core.contract import CLASS
 from headway_core.errors import RequestError
+from headway_core.json_document import LARGE_BYTES
 
 from headway_gateway import answers, api
 from headway_gateway.answers import Answer, Refused
@@ -43,6 +45,7 @@ class Pipeline:
         self._pools = pools
         self._keys = keys
         self._relay = Relay(upstream, settings.first_byte_hold)
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="large-bodies")
 
     # ------------------------------------------------------------ the path
 
@@ -56,7 +59,7 @@ class Pipeline:
         settings, pools = self._settings, self._pools
         try:
             caller = self.authenticate(exchange)
-            asked = api.parse(endpoint, await exchange.read_body(settings.max_body_bytes, settings.body_timeout))
+            asked = await self._read(endpoint, await exchange.read_body(settings.max_body_bytes, settings.body_timeout))
             pool = pools.serving(asked.model)
             slo = pool.classify(asked, caller, self._class_header(exchange))
         except (Refused, RequestError, Stopped) as error:
@@ -73,6 +76,16 @@ class Pipeline:
                 except UpstreamError as error:
                     tried = self._may_go_on(pool, turn, error, exchange)
                 turn = await pool.dispatcher.another(request, tried, ticket.waits)
+
+    async def _read(self, endpoint: api.Endpoint, body: bytes) -> Asked:
+        """Large bodies are read aside, one after another, so that they keep only each other waiting. Raises RequestError."""
+        if len(body) < LARGE_BYTES:
+            return api.parse(endpoint, body)
+        return await asyncio.get_running_loop().run_in_executor(self._large, api.parse, endpoint, body)
+
+    def close(self) -> None:
+        """Gives the thread back; what it has not begun is not read any more."""
+        self._large.shutdown(wait=False, cancel_futures=True)
 
     def authenticate(self, exchange: Exchange) -> Caller:
         """Who asks. Raises Refused with 401 when keys are in force and none of them was shown."""

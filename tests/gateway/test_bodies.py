@@ -162,3 +162,28 @@ async def test_a_slow_upload_does_not_count_as_waiting_for_the_first_token(house
         assert (await client.reply()).status == 200
     await gateway.settled()
     assert gateway.ledger().ttft.sum < 0.5
+
+
+async def test_everybody_else_is_answered_while_a_large_body_is_read(house, stub_runtime):
+    """No answer may wait for the reading of a body: the slowest are measured against the time that the body itself took."""
+    gateway = await house(stub_runtime(), max_body_bytes=LIMIT)
+    head = b'{"model":"m","prompt":"x","max_tokens":1,"unused":['
+    body = head + b",".join([b"1.5"] * ((LIMIT - len(head) - 2) // 4)) + b"]}"
+    took, statuses, waits = [], [], []
+
+    async def send():
+        for _ in range(3):
+            began = time.perf_counter()
+            statuses.append((await gateway.ask(body)).status)
+            took.append(time.perf_counter() - began)
+
+    sending = asyncio.create_task(send())
+    while not sending.done():
+        began = time.perf_counter()
+        assert (await gateway.get("/health")).status == 200
+        waits.append(time.perf_counter() - began)
+    await sending
+    assert statuses == [200] * 3
+    late = sum(wait > sorted(took)[1] / 3 for wait in waits)
+    assert late <= 1, f"{late} of {len(waits)} answers were late; bodies took {took}"
+    await gateway.settled()

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway_core.errors import RequestError
-
-from headway_runtime.api.json_document import check_text
+from headway_core.json_document import check_text
 
 _WORDS = {
     bool: "true or false",

@@ -16,6 +16,7 @@ from typing import Any
 
 from headway_core import contract
 from headway_core.errors import RequestError
+from headway_core.json_document import LARGE_BYTES, parse_object
 from starlette.types import Receive, Scope, Send
 
 from headway_runtime.api import errors
@@ -23,7 +24,6 @@ from headway_runtime.api.answer import Answer, Layout
 from headway_runtime.api.body import ClientGone, linger, read_body, until_gone
 from headway_runtime.api.errors import ApiError
 from headway_runtime.api.generation_request import GenerationRequest
-from headway_runtime.api.json_document import LARGE_BYTES, parse_object
 from headway_runtime.api.request_headers import RequestHeaders, dispatch_of, read_headers, request_id_of
 from headway_runtime.generation import Generation
 from headway_runtime.replica import Replica

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway_core.errors import RequestError
+from headway_core.json_document import check_text
 
 from headway_runtime.api.fields import Fields, shown
-from headway_runtime.api.json_document import check_text
 from headway_runtime.sampling import SamplingParams, parse_logit_bias
 
 MAX_STOPS = 4

@@ -30,7 +30,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if text.startswith("\ufeff"):
         raise RequestError("the body starts with a byte order mark: send plain UTF-8", code="invalid_json")
     try:
-        value = (_Decoder() if len(body) < LARGE_BYTES else _PatientDecoder()).decode(text)
+        value = (_DECODER if len(body) < LARGE_BYTES else _PatientDecoder()).decode(text)
     except RecursionError:
         raise RequestError("the body is nested too deeply", code="invalid_json") from None
     except ValueError as error:
@@ -103,3 +103,7 @@ def _float(text: str) -> float:
 def _kind(value: object) -> str:
     names = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
+
+
+_DECODER = _Decoder()
+"""Made once: making one costs more than reading most bodies."""
