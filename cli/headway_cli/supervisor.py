@@ -78,6 +78,13 @@ class Child:
         )
         self.started_at, self.well_at, self.restart_at = now, now, None
 
+    def postpone(self, now: float) -> float:
+        """Counts one more failure, and sets the time of the next start; returns the seconds until then."""
+        pause = _RESTART_BACKOFF[min(self.deaths, len(_RESTART_BACKOFF) - 1)]
+        self.deaths += 1
+        self.restart_at = now + pause
+        return pause
+
     @property
     def alive(self) -> bool:
         """Started and not ended."""
@@ -119,15 +126,17 @@ class Supervisor:
             if child.restart_at is None:
                 if now - child.started_at > _STEADY_AFTER:
                     child.deaths = 0
-                pause = _RESTART_BACKOFF[min(child.deaths, len(_RESTART_BACKOFF) - 1)]
-                child.deaths += 1
-                child.restart_at = now + pause
+                pause = child.postpone(now)
                 told.append(
                     f"{child.name} ended ({_how(child.process.returncode)}); starting it again in {pause:.0f} s; log: {child.log_path}"
                 )
             elif now >= child.restart_at:
-                child.start(now)
-                told.append(f"{child.name} started again")
+                try:
+                    child.start(now)
+                except OSError as error:  # no memory, processes or disk for it now: the others go on
+                    told.append(f"{child.name} could not be started ({error.strerror}); trying again in {child.postpone(now):.0f} s")
+                else:
+                    told.append(f"{child.name} started again")
         return told
 
     def end_hung(self, well: Collection[str], now: float) -> list[str]:

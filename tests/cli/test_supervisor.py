@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +53,25 @@ def test_a_child_that_dies_is_restarted_after_a_growing_pause_and_said_so(module
         assert supervisor.check(now) == ["replica 1 started again"]
     assert pauses == sorted(pauses) and pauses[0] < pauses[-1]
     assert "the reason" in child.last_lines()
+    supervisor.kill()
+
+
+def test_a_child_that_cannot_be_started_again_is_tried_later_and_its_neighbour_stays(module_folder):
+    folder = module_folder / "logs"
+    folder.mkdir()
+    gone, steady = Child("replica 1", ["failing"], folder / "log"), Child("replica 2", ["sleeper"], module_folder / "log")
+    supervisor = Supervisor([gone, steady])
+    supervisor.start(0.0)
+    until(lambda: not gone.alive)
+    supervisor.check(0.0)
+    gone.close()
+    shutil.rmtree(folder)
+    first = gone.restart_at
+    (told,) = supervisor.check(first)
+    assert "replica 1 could not be started (No such file or directory)" in told
+    assert gone.restart_at > first and steady.alive
+    folder.mkdir()
+    assert supervisor.check(gone.restart_at) == ["replica 1 started again"]
     supervisor.kill()
 
 
