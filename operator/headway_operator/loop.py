@@ -200,9 +200,10 @@ class Loop:
             async with self._turn:
                 began = self._clock()
                 if self._served.complaint is None:
+                    record.refusal = None
                     wait = await self._reconciler.look(key, record, self.access)
                 else:
-                    wait = await self._complain(key, self._served.complaint)
+                    wait = await self._complain(key, record, self._served.complaint)
                 RECONCILES.observe(self._clock() - began)
             self._failures.pop(key, None)
         except NotLeading:
@@ -224,18 +225,19 @@ class Loop:
         log.log(logging.WARNING if count == 1 else logging.DEBUG, "%s/%s: again in %.0fs: %s", *key, wait, error)
         return wait
 
-    async def _complain(self, key: Key, complaint: str) -> float:
-        """Says in the status that the schema is refused: once, since an older schema may drop the rest."""
+    async def _complain(self, key: Key, record: Record, complaint: str) -> float:
+        """Says in the status that the schema is refused: once, since an older schema may drop it, and a watch that broke with it show it late."""
         document = self.store.slos.get(*key)
-        if document is None:
+        if document is None or record.refusal == complaint:
             return self._settings.interval
         before = document.get("status") or {}
         verdict = Verdict("Ready", False, "StaleSchema", complaint)
         known: dict[str, Any] = next((entry for entry in before.get("conditions") or () if entry.get("type") == "Ready"), {})
-        if (known.get("status"), known.get("reason")) != ("False", "StaleSchema"):
+        if (known.get("status"), known.get("reason"), known.get("message")) != ("False", "StaleSchema", complaint):
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             listed = status.conditions([verdict], before, int(document["metadata"].get("generation", 0)), at)
             namespace, name = key
             path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}/status"
             await self._kube.patch(path, {"status": {"conditions": listed}})
+        record.refusal = complaint
         return self._settings.interval

@@ -44,6 +44,8 @@ class Record:
     refreshed: float = 0.0
     """When figures were written last; a new record counts from its beginning."""
     shown: set[str] = field(default_factory=set)
+    refusal: str | None = None
+    """What was last said of a schema that is refused."""
     waiting: bool = False
     """An acknowledgement is due any moment."""
     left_to: str | None = None
