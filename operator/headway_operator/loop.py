@@ -226,7 +226,7 @@ class Loop:
         return wait
 
     async def _complain(self, key: Key, record: Record, complaint: str) -> float:
-        """Says in the status that the schema is refused: once, since an older schema may drop it, and a watch that broke with it show it late."""
+        """Says once that the schema is refused: an older one may drop the status, and a watch that broke with it shows it late."""
         document = self.store.slos.get(*key)
         if document is None or record.refusal == complaint:
             return self._settings.interval
