@@ -16,6 +16,7 @@ from typing import Any
 
 import tiny_model
 from cluster.client import Client
+from inconclusive import inconclusive
 from open_loop import Load, OpenLoop
 from release import Release, values_file
 
@@ -113,10 +114,11 @@ def but_ok(lines: list[Line]) -> list[tuple[Any, ...]]:
     """What did not end as it should: outcome, status, seconds from its being due to its end, tokens, and what the client was told.
 
     A 429 is no loss: it says that this machine was too slow for the load, which no change and no death excuses and none has to cure. Where
-    that was said to more than a third of the requests the run shows nothing, and raises AssertionError.
+    that was said to more than a third of the requests the run shows nothing.
     """
     contended = sum(line["status"] == 429 for line in lines)
-    assert 3 * contended <= len(lines), f"inconclusive: the machine was too slow for {contended} of {len(lines)} requests"
+    if 3 * contended > len(lines):
+        inconclusive(f"the machine was too slow for {contended} of {len(lines)} requests")
     return [
         (line["outcome"], line["status"], round((line["end"] or 0) - line["due"], 2), line["tokens"], line["error"])
         for line in sorted(lines, key=lambda line: line["due"])
