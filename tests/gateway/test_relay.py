@@ -50,7 +50,7 @@ async def test_an_unfinished_record_at_the_end_passes_too(house, stub_runtime, w
 async def test_the_request_body_reaches_the_runtime_unchanged_and_nothing_private_does(house, stub_runtime):
     stub = stub_runtime()
     gateway = await house(stub)
-    body = b'{ "model" : "m",\n "prompt":"caf\\u00e9 \xc3\xa9", "foo": {"bar": 1},"foo":2, "max_tokens":1 }'
+    body = b'{ "model" : "m",\n "prompt":"caf\\u00e9 \xc3\xa9", "foo": {"bar": 1},"fop":2, "max_tokens":1 }'
     private = [
         ("authorization", "Bearer secret"),
         ("cookie", "a=b"),
