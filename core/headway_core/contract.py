@@ -34,6 +34,8 @@ PATH_READY = "/ready"
 
 MAX_BODY_BYTES = 16 * 2**20
 """Largest request body, unless a flag says otherwise: one number, so that the gateway is the one that refuses."""
+MAX_CHOICES = 128
+"""Answers to one request, over all its prompts."""
 
 # ---------------------------------------------------------------- headers (lower case, as ASGI has them)
 

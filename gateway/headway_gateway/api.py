@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from headway_core.contract import MAX_CHOICES
 from headway_core.errors import RequestError
 from headway_core.json_document import parse_object
-
-MOST_CHOICES = 128
-"""Answers to one request, over all its prompts: what the runtime takes."""
 
 
 class Endpoint(Enum):
@@ -90,9 +88,9 @@ def _max_tokens(document: dict[str, Any], endpoint: Endpoint) -> int | None:
 
 def _choices(document: dict[str, Any], prompts: int) -> int:
     """Refused here, since the door would else tell a request that no replica takes to come back later."""
-    n = _whole(document, "n", 1, MOST_CHOICES) or 1
-    if prompts * n > MOST_CHOICES:
-        raise RequestError(f"{prompts} prompts with n = {n} make {prompts * n} choices and {MOST_CHOICES} is the most", "n")
+    n = _whole(document, "n", 1, MAX_CHOICES) or 1
+    if prompts * n > MAX_CHOICES:
+        raise RequestError(f"{prompts} prompts with n = {n} make {prompts * n} choices and {MAX_CHOICES} is the most", "n")
     return prompts * n
 
 

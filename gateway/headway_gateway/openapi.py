@@ -6,9 +6,9 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from headway_core.contract import SHED_REASON, ShedReason
+from headway_core.contract import MAX_CHOICES, SHED_REASON, ShedReason
 
-from headway_gateway.api import MOST_CHOICES, Endpoint
+from headway_gateway.api import Endpoint
 
 _ERROR = {
     "type": "object",
@@ -60,7 +60,7 @@ _ANSWERS = {
 
 _OPTIONAL = {
     "stream": {"type": ["boolean", "null"]},
-    "n": {"type": ["integer", "null"], "minimum": 1, "maximum": MOST_CHOICES},
+    "n": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_CHOICES},
     "max_tokens": {"type": ["integer", "null"], "minimum": 0},
     "service_tier": {"type": ["string", "null"], "description": "Leads to a priority class, as the policy says."},
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from headway_core.contract import MAX_CHOICES
 from headway_core.errors import RequestError
 from headway_core.json_document import check_text
 
@@ -18,8 +19,6 @@ from headway_runtime.sampling import SamplingParams, parse_logit_bias
 
 MAX_STOPS = 4
 MAX_STOP_LENGTH = 1000
-MAX_CHOICES = 128
-"""Choices of one request, over all its prompts."""
 MAX_COMPLETION_LOGPROBS = 5
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
