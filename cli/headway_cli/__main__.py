@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"headway {given.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print(f"headway {given.command}: interrupted before there was anything to show", file=sys.stderr)
         return 130
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ examples:
 
 Requests leave when the trace says so, whatever became of those before (open loop). Attainment is over all offered requests: shed
 and failed ones are misses. Lengths beyond the model's context are cut; --scale-lengths fits a trace to a small machine.
+Ctrl-C ends the load early and prints what was measured until then.
 """
 
 
@@ -75,7 +77,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(given: argparse.Namespace) -> int:
-    """Runs the benchmark; 0 when every request was answered or shed, 1 when some failed.
+    """Runs the benchmark; 0 when every request was answered or shed, 1 when some failed, 130 when Ctrl-C ended it early.
 
     Raises:
         InvalidInput, ConnectionError: with a sentence for the person at the terminal.
@@ -102,19 +104,50 @@ async def _run(given: argparse.Namespace, slo: ServingSLO, shares: Mapping[str, 
         f"a word is {writer.tokens_per_word:.2f} tokens, the template adds {writer.fixed_tokens:.0f}"
     )
     started = time.monotonic()
-    records = await run_load(target, planned, writer, _Progress(console, len(planned)))
+    records, interrupted = await _load(target, planned, writer, console)
     elapsed = time.monotonic() - started
+    if interrupted:
+        console.print(f"Ctrl-C: {len(records)} of {len(planned)} requests came to an end; the figures are of these")
+    if not records:
+        return 130
     objectives = {known.name: known.objectives for known in slo.classes}
     groups = _groups(records, objectives.__getitem__, given.grace)
     lag = max(record.sent - record.planned.at for record in records)
     _print(groups, records, elapsed, lag)
     if given.json:
-        given.json.write_text(json.dumps(_document(given, target, groups, records, elapsed, lag), indent=1))
+        document = _document(given, target, groups, records, elapsed, lag)
+        given.json.write_text(json.dumps({**document, "planned": len(planned), "interrupted": interrupted}, indent=1))
     if given.plot:
         given.plot.write_text(
             page(f"headway bench: {given.trace}, {len(records)} requests, {target.model}", groups, records, objectives.__getitem__)
         )
-    return 1 if groups["all"].failed else 0
+    return 130 if interrupted else 1 if groups["all"].failed else 0
+
+
+async def _load(target: Target, planned: Sequence[Planned], writer: PromptWriter, console: Console) -> tuple[list[Record], bool]:
+    """The records of all that came to an end, and whether Ctrl-C cut it short: the first lets open requests finish, the second does not."""
+    enough = asyncio.Event()
+    records: list[Record] = []
+    run = asyncio.create_task(run_load(target, planned, writer, _Progress(console, len(planned)), enough, records))
+
+    def on_interrupt() -> None:
+        if enough.is_set():
+            run.cancel()
+            return
+        enough.set()
+        running = sum(record.end is None for record in records)
+        console.print(f"Ctrl-C: nothing more is sent; {running} open requests may finish, Ctrl-C again drops them")
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, on_interrupt)
+    try:
+        await asyncio.wait([run])
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        run.cancel()
+    if not run.cancelled():
+        run.result()  # whatever it raised
+    return [record for record in records if record.end is not None], enough.is_set()
 
 
 def plan(

@@ -154,14 +154,15 @@ async def run_load(
     writer: PromptWriter,
     on_progress: Callable[[Sequence[Record]], None] | None = None,
     enough: asyncio.Event | None = None,
+    records: list[Record] | None = None,
 ) -> list[Record]:
     """Sends every planned request at its time and returns the records in the same order.
 
     Once `enough` is set nothing more is sent, and what is open comes to its end. A cancelled run returns nothing; its connections are
-    closed.
+    closed, and a list given as `records` holds what there was until then.
     """
     prompts = [writer.text(writer.words_for(request.prompt_tokens), number) for number, request in enumerate(requests)]
-    records: list[Record] = []
+    records = [] if records is None else records
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=target.timeout, sock_connect=30)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as group:
@@ -222,7 +223,8 @@ async def _send(session: aiohttp.ClientSession, target: Target, prompt: str, rec
                 record.error = (await response.text())[:300]
             else:
                 await _read_stream(_events(response.content), record, start)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError: an event cut in the middle is no JSON
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        # Beside failed connections: an event cut in the middle, or one that is no chunk of an answer.
         record.error = f"{type(error).__name__}: {error}"
     record.end = time.monotonic() - start
 
@@ -260,18 +262,20 @@ async def learn_prompt_length(target: Target, writer: PromptWriter) -> None:
         ConnectionError: the endpoint cannot be reached or refuses; the message says what it answered.
     """
     counts = []
+    text = ""
     timeout = aiohttp.ClientTimeout(total=60)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         for words in (8, 72):
             body = {"model": target.model, "messages": [{"role": "user", "content": writer.text(words, words)}], "max_tokens": 1}
             try:
                 async with session.post(f"{target.url}/v1/chat/completions", json=body, headers=_headers(target)) as response:
-                    text = await response.text()
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                    text = await _answer(response, "a first request")
+                    counts.append((words, int(json.loads(text)["usage"]["prompt_tokens"])))
+            except (aiohttp.ClientError, TimeoutError) as error:
                 raise ConnectionError(f"{target.url} does not answer: {error}") from error
-            if response.status != 200:
-                raise ConnectionError(f"{target.url} answered {response.status} to a first request: {text[:300]}")
-            counts.append((words, int(json.loads(text)["usage"]["prompt_tokens"])))
+            except _NOT_AN_ANSWER as error:
+                reason = f"{target.url} answers a first request without usage.prompt_tokens ({_shown(text)})"
+                raise ConnectionError(f"{reason}: is it an OpenAI-compatible endpoint?") from error
     writer.learn(*counts)
 
 
@@ -279,21 +283,44 @@ async def first_model(url: str, api_key: str | None) -> tuple[str, int | None]:
     """The endpoint's first model and its context length, if it says one.
 
     Raises:
-        ConnectionError: the endpoint cannot be reached or lists no model.
+        ConnectionError: the endpoint cannot be reached, refuses, or lists no model.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    text = ""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
             session.get(f"{url}/v1/models", headers=headers) as response,
         ):
-            text = await response.text()
-            models = json.loads(text)["data"]
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as error:
-        raise ConnectionError(f"{url}/v1/models gives no list of models ({error}): is it an OpenAI-compatible endpoint?") from error
-    if not models:
-        raise ConnectionError(f"{url}/v1/models lists no model")
-    return models[0]["id"], models[0].get("max_model_len")
+            text = await _answer(response, "GET /v1/models")
+        models = json.loads(text)["data"]
+        if not models:
+            raise ConnectionError(f"{url}/v1/models lists no model")
+        length = models[0].get("max_model_len")
+        return str(models[0]["id"]), length if type(length) is int and length > 1 else None
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise ConnectionError(f"{url} does not answer ({error}): is this its address, such as http://127.0.0.1:8000?") from error
+    except _NOT_AN_ANSWER as error:
+        raise ConnectionError(f"{url}/v1/models gives no list of models ({_shown(text)}): is it an OpenAI-compatible endpoint?") from error
+
+
+_NOT_AN_ANSWER = (ValueError, TypeError, LookupError, AttributeError)
+"""What reading a document raises that is none, or another one than was asked for."""
+
+
+async def _answer(response: aiohttp.ClientResponse, what: str) -> str:
+    """The text of an answer with status 200. Raises ConnectionError for any other, with the remedy when a key is wanted."""
+    text = await response.text(errors="replace")
+    if response.status == 200:
+        return text
+    key = ": put the key into the variable that --api-key-env names" if response.status in (401, 403) else ""
+    raise ConnectionError(f"{response.url} answered {response.status} to {what}{key}: {_shown(text)}")
+
+
+def _shown(text: str) -> str:
+    """The beginning of what arrived, on one line."""
+    line = " ".join(text.split())
+    return repr(line[:200] + ("…" if len(line) > 200 else ""))
 
 
 def _headers(target: Target) -> dict[str, str]:

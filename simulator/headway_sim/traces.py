@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -31,7 +32,7 @@ class TraceRequest:
     prefix: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.at >= 0 or self.prompt_tokens < 1 or self.output_tokens < 1:
+        if not 0 <= self.at < math.inf or self.prompt_tokens < 1 or self.output_tokens < 1:
             raise ValueError(f"a request comes at 0 or later and has at least one token in and out, not {self}")
 
 
@@ -45,8 +46,11 @@ def read(path: Path) -> list[TraceRequest]:
     reader = readers.get(path.suffix)
     if reader is None:
         raise InvalidInput(f"a trace ends in {' or '.join(readers)}, not {path.name!r}")
-    with path.open(encoding="utf-8", newline="") as lines:
-        requests = sorted(reader(lines, path), key=lambda request: request.at)
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            requests = sorted(reader(lines, path), key=lambda request: request.at)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInput(f"{path}: is not text in that format: {error}") from error
     if not requests:
         raise InvalidInput(f"{path}: holds no request")
     return [replace(request, at=request.at - requests[0].at) for request in requests]
@@ -134,5 +138,5 @@ def _mooncake(lines: Iterable[str], path: Path) -> Iterator[TraceRequest]:
         try:
             row = json.loads(line)
             yield TraceRequest(row["timestamp"] / 1000, row["input_length"], max(1, row["output_length"]), tuple(row["hash_ids"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise InvalidInput(f"{path}:{number}: needs timestamp, input_length, output_length, hash_ids: {error}") from error

@@ -36,12 +36,20 @@ def test_both_formats_are_read_in_order_of_arrival_from_zero(tmp_path: Path) -> 
         ("a.csv", AZURE + "2023-11-16 18:17:07,-4,2\n", "a.csv:5"),
         ("a.csv", "", "no request"),
         ("a.jsonl", MOONCAKE + '{"timestamp": 1}\n', "a.jsonl:3"),
+        ("a.csv", AZURE.splitlines()[0] + "\n", "no request"),
+        ("a.csv", AZURE + "2023-11-16 18:17:07\n", "a.csv:5"),
+        ("a.csv", AZURE + 'x"' + "y" * 200_000, "a.csv"),
+        ("a.csv", AZURE + "\udcff\udcfe", "a.csv: is not text"),
+        ("a.jsonl", "", "no request"),
+        ("a.jsonl", "\udcff\udcfe", "a.jsonl: is not text"),
+        ("a.jsonl", "[" * 100_000, "a.jsonl:1"),
+        ("a.jsonl", MOONCAKE + '{"timestamp": 1e999, "input_length": 1, "output_length": 1, "hash_ids": []}\n', "a.jsonl:3"),
         ("a.jsonl", "[1, 2]\n", "a.jsonl:1"),
         ("a.txt", AZURE, ".csv or .jsonl"),
     ],
 )
 def test_what_is_not_a_trace_is_refused_by_file_and_line(tmp_path: Path, name: str, content: str, says: str) -> None:
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(content, errors="surrogateescape")
     with pytest.raises(InvalidInput, match=says):
         read(tmp_path / name)
 
