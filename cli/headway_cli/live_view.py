@@ -14,9 +14,11 @@ from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+_ANY_WIDTH = 10_000
 _PLAIN_EVERY = 10.0
 """Seconds between two plain status lines."""
 
@@ -110,7 +112,11 @@ class LiveView:
         """Replaces the table, or prints one line when something changed and the last is old enough."""
         if self._live:
             with contextlib.suppress(OSError):
-                self._live.update(_table(status), refresh=True)
+                table = _table(status)
+                # Squeezed into fewer columns than it needs, a table shows dots instead of figures.
+                fits = Measurement.get(self._console, self._console.options.update_width(_ANY_WIDTH), table).maximum <= self._console.width
+                figures = table if fits else Text("\n".join(map(_in_words, status.classes)))
+                self._live.update(Group(figures, Text(f"{_machine(status)}\n{status.note}", style="dim")), refresh=True)
             return
         line = _plain(status)
         if line != self._last_line and now - self._last_plain >= _PLAIN_EVERY:
@@ -118,7 +124,7 @@ class LiveView:
             self._last_plain, self._last_line = now, line
 
 
-def _table(status: Status) -> Group:
+def _table(status: Status) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("class", "req/s", "TTFT", "target", "TPOT", "target", "attained", "queue", "shed"):
         table.add_column(head, justify="left" if head == "class" else "right")
@@ -134,17 +140,19 @@ def _table(status: Status) -> Group:
             str(row.queued),
             _share(row.shed),
         )
-    return Group(table, Text(f"{_machine(status)}\n{status.note}", style="dim"))
+    return table
 
 
 def _plain(status: Status) -> str:
-    classes = "; ".join(
+    return f"{'; '.join(map(_in_words, status.classes))} | {_machine(status)} | {status.note}"
+
+
+def _in_words(row: ClassRow) -> str:
+    return (
         f"{row.name}: {_number(row.rate)} req/s, TTFT {_seconds(row.ttft.value)} of {row.ttft.limit}, "
         f"TPOT {_seconds(row.tpot.value)} of {row.tpot.limit}, attained {_share(row.attainment)}, "
         f"queue {row.queued}, shed {_share(row.shed)}"
-        for row in status.classes
     )
-    return f"{classes} | {_machine(status)} | {status.note}"
 
 
 def _machine(status: Status) -> str:

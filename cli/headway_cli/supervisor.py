@@ -22,6 +22,8 @@ _STEADY_AFTER = 60.0
 
 _UNWELL_LIMIT = 30.0
 """Seconds without a good word from a process that runs, after which it counts as hung: a busy machine is silent for less."""
+_LAST_BYTES = 64 * 1024
+"""Read of the end of a log, which may have grown for weeks."""
 
 
 def free_port() -> int:
@@ -95,9 +97,12 @@ class Child:
         if self._log is not None:
             self._log.flush()
         try:
-            return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-count:])
+            with self.log_path.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+                end = log.read(_LAST_BYTES).decode(errors="replace")
         except OSError:
             return ""
+        return "\n".join(end.splitlines()[-count:])
 
     def close(self) -> None:
         """Closes the log."""

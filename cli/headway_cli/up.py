@@ -45,6 +45,8 @@ class Deployment:
         self.policy_writer = PolicyWriter(self.policies)
         # As of now, not of the end of the start: who edits the promise while the model loads is heard.
         self.slo_content = _content(settings.slo_path)
+        self.slo_missed = 0
+        """Looks in a row that found no file."""
         self.gateway = Child("gateway", self._gateway_arguments(), state / "gateway.log")
         self.replicas = {name: Child(name, self._runtime_arguments(name), state / f"{name}.log") for name in self.endpoints}
         # The gateway stops first, so that it can finish its streams on replicas that still run.
@@ -205,9 +207,12 @@ async def _watch(deployment: Deployment, client: httpx.AsyncClient, stop: asynci
 
 
 def _reread(deployment: Deployment, say: Callable[[str], None]) -> None:
-    """Adopts the SLO file when its content changed; a broken one changes nothing and is said once."""
+    """Adopts the SLO file when its content changed; one that is broken, or gone, changes nothing and is said once."""
     path, steering = deployment.settings.slo_path, deployment.steering
     content = _content(path)
+    deployment.slo_missed = deployment.slo_missed + 1 if content is None else 0
+    if deployment.slo_missed == 2:  # an editor that renames leaves a gap, too short for two looks
+        say(f"the promise stays as it was: {path} is no file that can be read any more")
     if content is None or content == deployment.slo_content:
         return
     deployment.slo_content = content

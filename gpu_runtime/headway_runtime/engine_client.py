@@ -57,12 +57,19 @@ class Unconfirmed:
 
 
 class EngineClient:
-    """One engine process. `on_report` sees every report after its tokens were handed out."""
+    """One engine process. `on_report` sees every report after its tokens were handed out; `on_progress` hears how the start goes."""
 
-    def __init__(self, settings: EngineSettings, eos_ids: Iterable[int], on_report: Callable[[StepReport], None]) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        eos_ids: Iterable[int],
+        on_report: Callable[[StepReport], None],
+        on_progress: Callable[[str], None],
+    ) -> None:
         self._settings = settings
         self._eos_ids = sorted(eos_ids)
         self._on_report = on_report
+        self._on_progress = on_progress
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reader_task: asyncio.Task[None] | None = None
@@ -98,7 +105,9 @@ class EngineClient:
         self._writer.write(frame({"settings": asdict(self._settings), "eos_ids": self._eos_ids}))
         messages = read_messages(reader)
         try:
-            self.ready = Ready.unpack(await anext(messages))
+            while "progress" in (message := await anext(messages)):
+                self._on_progress(message["progress"])
+            self.ready = Ready.unpack(message)
         except (StopAsyncIteration, LinkClosed, OSError):
             self._gone()
             raise EngineDied("the engine process ended before it was ready") from None

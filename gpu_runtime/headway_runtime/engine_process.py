@@ -6,6 +6,7 @@ a container sends to the whole group: the server decides when it is over, and cl
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -14,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -44,14 +46,14 @@ _SPINS_ALLOWED = 1000
 
 
 class EngineLoop:
-    """An engine with its books, its model's clock and its log; built from settings, run on a link."""
+    """An engine with its books, its model's clock and its log; built from settings, run on a link. `tell` hears how the building goes."""
 
-    def __init__(self, settings: EngineSettings, eos_ids: list[int]) -> None:
+    def __init__(self, settings: EngineSettings, eos_ids: list[int], tell: Callable[[str], None]) -> None:
         began = time.monotonic()
         checkpoint = open_checkpoint(Path(settings.model), settings.dtype, settings.device)
         max_model_len, num_blocks = _sizes(settings, checkpoint)
         dtype = str(checkpoint.dtype).removeprefix("torch.")
-        say(f"loading {checkpoint.name} ({checkpoint.config.num_layers} layers, {dtype}) on {settings.device}")
+        tell(f"loading {checkpoint.name} ({checkpoint.config.num_layers} layers, {dtype}) on {settings.device}")
         runner = ModelRunner(
             checkpoint,
             max_num_seqs=settings.max_num_seqs + 1,  # calibration runs a prefill beside a full batch
@@ -62,9 +64,9 @@ class EngineLoop:
             threads=settings.threads,
             eos_ids=eos_ids,
         )
-        say(f"loaded in {time.monotonic() - began:.1f} s; {num_blocks} KV blocks hold {num_blocks * settings.block_size} tokens")
+        tell(f"loaded in {time.monotonic() - began:.1f} s; {num_blocks} KV blocks hold {num_blocks * settings.block_size} tokens")
         model = StepTimeModel()
-        budget = _calibrate(settings, runner, model, num_blocks, max_model_len)
+        budget = _calibrate(settings, runner, model, num_blocks, max_model_len, tell)
         self.capacity = Capacity(settings.max_num_seqs, budget, max_model_len, settings.block_size, num_blocks)
         limits = Limits(settings.max_num_seqs, budget)
         scheduler = Scheduler(
@@ -125,7 +127,11 @@ class EngineLoop:
             self._books.left(finished)
         self._books.stepped(step.plan, step.load, began=step.began, ended=step.began + step.elapsed)
         if self._log is not None:
-            self._log.write(json.dumps(self._log_entry(step)) + "\n")
+            try:
+                self._log.write(json.dumps(self._log_entry(step)) + "\n")
+            except OSError as error:  # a full disk is no reason to end requests
+                say(f"--iteration-log is written no further: {error}")
+                self._log = None
         load = None
         if news or self.engine.idle or now - self._load_at >= LOAD_INTERVAL:
             load, self._load_at = self._books.snapshot(now), now
@@ -146,8 +152,9 @@ class EngineLoop:
 
 
 def say(text: str) -> None:
-    """A line of progress for whoever started this."""
-    print(f"headway-runtime: engine: {text}", file=sys.stderr, flush=True)  # noqa: T201 -- progress is meant for people
+    """A line of progress for whoever started this. Lost when its file has no room: serving goes on."""
+    with contextlib.suppress(OSError):
+        print(f"headway-runtime: engine: {text}", file=sys.stderr, flush=True)  # noqa: T201 -- progress is meant for people
 
 
 def _sizes(settings: EngineSettings, checkpoint: Checkpoint) -> tuple[int, int]:
@@ -168,7 +175,9 @@ def _sizes(settings: EngineSettings, checkpoint: Checkpoint) -> tuple[int, int]:
     return min(wanted_len, pool_tokens), num_blocks
 
 
-def _calibrate(settings: EngineSettings, runner: ModelRunner, model: StepTimeModel, num_blocks: int, max_model_len: int) -> int:
+def _calibrate(
+    settings: EngineSettings, runner: ModelRunner, model: StepTimeModel, num_blocks: int, max_model_len: int, tell: Callable[[str], None]
+) -> int:
     """Teaches `model` how long iterations take and returns the prefill budget, the given one or one that keeps them short."""
     given = settings.prefill_token_budget
     if not settings.calibrate and given is not None:
@@ -184,18 +193,18 @@ def _calibrate(settings: EngineSettings, runner: ModelRunner, model: StepTimeMod
     began = time.monotonic()
     at_most = CPU_BUDGET if settings.device == "cpu" else GPU_BUDGET
     guess = given or calibration.largest_budget(at_most)
-    say("measuring how long iterations take (some seconds)")
+    tell("measuring how long iterations take (some seconds)")
 
     def progress(done: int, shapes: int) -> None:
         if done and done % 6 == 0:
-            say(f"measured {done} of {shapes} shapes")
+            tell(f"measured {done} of {shapes} shapes")
 
     calibration.run(model, guess, progress)
     budget = given
     if budget is None:
         fitting = model.largest_prefill(LONGEST_ITERATION, settings.max_num_seqs // 2, settings.max_num_seqs * 128, at_most=guess)
         budget = max(min(LEAST_BUDGET, guess), (fitting or 0) // 16 * 16)
-    say(f"measured in {time.monotonic() - began:.1f} s; prefill token budget {budget}")
+    tell(f"measured in {time.monotonic() - began:.1f} s; prefill token budget {budget}")
     return budget
 
 
@@ -224,9 +233,14 @@ def main() -> int:
     server = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_with_server, args=(server,), daemon=True).start()
     link = EngineEnd(server)
+
+    def tell(text: str) -> None:
+        say(text)
+        link.send({"progress": text})
+
     try:
         start = link.drain(wait=True)[0]
-        loop = EngineLoop(EngineSettings(**start["settings"]), start["eos_ids"])
+        loop = EngineLoop(EngineSettings(**start["settings"]), start["eos_ids"], tell)
         link.send(loop.ready().pack())
         loop.run(link)
     except LinkClosed:

@@ -49,7 +49,7 @@ class Replica:
         self.created = int(time.time())
         self.state = ReplicaState.STARTING
         self.message: str | None = "the model is being loaded"
-        self.engine = EngineClient(settings.engine, prompts.eos_ids, self._on_report)
+        self.engine = EngineClient(settings.engine, prompts.eos_ids, self._on_report, self._on_progress)
         self._prompts = prompts
         self._threads = ThreadPoolExecutor(ENCODING_THREADS, thread_name_prefix="encode")
         self._large = ThreadPoolExecutor(1, thread_name_prefix="large")
@@ -262,6 +262,10 @@ class Replica:
             return "the engine process ended"
         waited = self.engine.stalled_for(time.monotonic())
         return None if waited is None else f"no step has ended for {waited:.0f} s although there is work"
+
+    def _on_progress(self, message: str) -> None:
+        if self.state is ReplicaState.STARTING:
+            self.message = message
 
     def _on_report(self, report: StepReport) -> None:
         if report.elapsed is not None:

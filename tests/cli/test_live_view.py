@@ -1,5 +1,7 @@
 import io
 import os
+import pty
+import re
 
 import pytest
 from headway_cli.live_view import ClassRow, LiveView, Promised, Status
@@ -50,6 +52,25 @@ def test_output_that_goes_nowhere_ends_nothing(kind):
             view.show(STATUS, 100.0)
         # Whatever could not be written is not to fail again when the file is closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), writer)
+
+
+@pytest.mark.parametrize("width", [20, 60, 79, 120])
+def test_a_terminal_shows_every_figure_whole_whatever_its_width(width, monkeypatch):
+    """What a person would see: a terminal of that width whose output is read back, without what only moves the cursor."""
+    for name, value in (("TERM", "xterm"), ("COLUMNS", str(width)), ("LINES", "60")):
+        monkeypatch.setenv(name, value)
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as stream, LiveView(stream) as view:
+        view.show(STATUS, 0.0)
+        raw = b""
+        while b"traffic" not in raw:
+            raw += os.read(ours, 65536)
+    os.close(ours)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw.decode()).replace("\r", "\n").split("\n")
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    for figure in ("interactive", "2.0", "420 ms", "1.00 s", "61 ms", "50 ms", "97.0%", "12.5%", "replicas 1/2"):
+        assert figure in text, text
 
 
 def test_an_encoding_without_dashes_gets_question_marks():

@@ -23,7 +23,7 @@ def target(deployment):
     return next(known.objectives.tpot.target for known in deployment.steering.slo.classes)
 
 
-@pytest.mark.parametrize("kind", ["nothing", "folder", "pipe", "link to itself", "half"])
+@pytest.mark.parametrize("kind", ["nothing", "folder", "pipe", "link to itself", "half", "empty", "garbage"])
 def test_what_is_no_promise_changes_nothing_and_is_not_waited_for(deployment, kind):
     path, said = deployment.settings.slo_path, []
     path.unlink()
@@ -33,17 +33,30 @@ def test_what_is_no_promise_changes_nothing_and_is_not_waited_for(deployment, ki
         "pipe": lambda: os.mkfifo(path),
         "link to itself": lambda: path.symlink_to(path),
         "half": lambda: path.write_text(TEXT[: len(TEXT) // 2]),
+        "empty": path.touch,
+        "garbage": lambda: path.write_bytes(bytes(range(256))),
     }[kind]()
     before = target(deployment)
-    reading = threading.Thread(target=lambda: [_reread(deployment, said.append) for _ in range(2)], daemon=True)
+    reading = threading.Thread(target=lambda: [_reread(deployment, said.append) for _ in range(4)], daemon=True)
     reading.start()
     reading.join(20)
     assert not reading.is_alive()
-    assert target(deployment) == before and len(said) == (kind == "half")
+    (line,) = said
+    assert target(deployment) == before and str(path) in line and "the promise stays as it was" in line
     path.rmdir() if kind == "folder" else path.unlink(missing_ok=True)
     path.write_text(TEXT.replace("tpot: {target: 150ms", "tpot: {target: 70ms"))
     _reread(deployment, said.append)
     assert target(deployment) == 0.07
+
+
+def test_a_moment_without_the_file_is_not_worth_a_word(deployment):
+    path, said = deployment.settings.slo_path, []
+    for _ in range(3):
+        path.unlink()
+        _reread(deployment, said.append)
+        path.write_text(TEXT)
+        _reread(deployment, said.append)
+    assert said == []
 
 
 def test_an_edit_while_the_model_loads_is_heard(deployment):

