@@ -1,4 +1,8 @@
-"""The key file, re-read when its content changes. The last good ring stays in force: a broken edit neither opens nor shuts the door."""
+"""The key file, re-read when its content changes. The last good ring stays in force: a broken edit neither opens nor shuts the door.
+
+A file that is written in place can be seen half: cut behind a line it holds fewer keys, cut behind a hash it gives a key every class. So a
+change counts once two looks in a row have found the same.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +29,16 @@ class KeyFiles:
 
     def __init__(self, path: Path) -> None:
         self._files = WatchedFiles(path)
+        self._unsettled: dict[str, bytes] | None = None
+        """What the last look found, if it was new."""
         self._complaint: str | None = None
         self.ring = parse_keys(self._files.changed() or {})
 
     def read(self) -> None:
         """One look."""
         try:
-            found = self._files.changed()
-            if found is None:
+            found, self._unsettled = self._unsettled, self._files.changed()
+            if found is None or self._unsettled is not None:
                 return
             ring = parse_keys(found)
             if len(self.ring) and not len(ring):

@@ -30,7 +30,25 @@ def test_keys_stay_in_force_whatever_stands_in_place_of_their_file(tmp_path, kin
     path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
     path.write_text(LINE + LINE)
     files.read()
+    files.read()
     assert len(files.ring) == 2
+
+
+def test_a_file_that_is_still_being_written_takes_no_key_away_and_gives_none_more(tmp_path):
+    """Cut at every byte: behind a line it would hold fewer keys, behind a hash its last key would have every class."""
+    path = tmp_path / "keys"
+    text = "".join(f"tenant-{number}  sha256:{number:064x}  batch\n" for number in range(3))
+    path.write_text(text)
+    files = KeyFiles(path)
+    before = files.ring
+    for size in range(len(text)):
+        path.write_text(text[:size])
+        files.read()
+        assert files.ring is before
+    path.write_text(text + LINE)
+    for count in (3, 4, 4):
+        files.read()
+        assert len(files.ring) == count
 
 
 def test_keys_from_a_pipe_are_read_once(tmp_path):
