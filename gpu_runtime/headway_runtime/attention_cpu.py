@@ -144,7 +144,7 @@ class CpuAttention:
             run.table.shape[1],
             *self._bags(pieces * cache.head_dim + np.arange(cache.head_dim), 1),
             *self._bags((pieces + cache.kv_heads) * size + np.arange(size), run.table.shape[1]),
-            mask=None if run.visible is None else self._mask(run.visible)[:, None, None],
+            mask=None if run.visible is None else self._mask(torch.from_numpy(run.visible))[:, None, None],
         )
 
     def _bags(self, rows: NDArray[np.int64], blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,7 +157,7 @@ class CpuAttention:
         """One mask serves all tiles, however far they are in their sequences: each takes the corner of it that it needs."""
         held = self._masks.get(window)
         if held is None or held.shape[1] < keys:
-            self._masks[window] = self._mask(visible_keys(_TILE, keys * 5 // 4, window))
+            self._masks[window] = self._mask(visible_keys(_TILE, keys * 5 // 4, window, self._cache.data.device))
 
     def _pieces_of(self, span: Span, mask: torch.Tensor) -> _Prefill:
         keys = self._cache.key_pieces(span.table)
@@ -167,10 +167,9 @@ class CpuAttention:
         )
         return _Prefill(span.first, span.last, span.table.shape[1], pieces, tiles)
 
-    def _mask(self, visible: NDArray[np.bool_]) -> torch.Tensor:
+    def _mask(self, visible: torch.Tensor) -> torch.Tensor:
         """True → 0, False → -inf, in the dtype of the queries."""
-        mask = torch.zeros(visible.shape, dtype=self._cache.data.dtype)
-        return mask.masked_fill_(torch.from_numpy(~visible), -torch.inf)
+        return torch.zeros(visible.shape, dtype=self._cache.data.dtype).masked_fill_(~visible, -torch.inf)
 
 
 def _sum_rows(table: torch.Tensor, rows: torch.Tensor, bags: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -1,20 +1,21 @@
 """Attention over paged keys and values on a GPU: gathers and batched products, launched without ever waiting for the device.
 
-Everything that a launch needs to know (how many rows, how many blocks) is known on the host from the plan; index arrays and masks go over
-in one asynchronous copy each, before the first layer. Nothing here is particular to CUDA but the reasons, so it is tested on a CPU too.
+Everything that a launch needs to know (how many rows, how many blocks) is known on the host from the plan; index arrays go over
+in one asynchronous copy each, before the first layer, and masks are made there. Nothing here is particular to CUDA but the reasons, so
+it is tested on a CPU too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from headway_runtime.attention_layout import chunk_span, decode_runs, visible_keys
+from headway_runtime.attention_layout import Run, Tile, chunk_span, decode_runs, visible_keys
 from headway_runtime.flat_batch import FlatBatch
 from headway_runtime.kv_cache import KVCache
 from headway_runtime.logit_edits import to_device
@@ -63,12 +64,12 @@ class CudaAttention:
         self._slots = to_device(blocks, self._device), to_device(batch.positions % size, self._device)
         for window in dict.fromkeys(self._windows):
             runs = decode_runs(batch, tables, size, window, slack=_SLACK, most_blocks=_MOST_BLOCKS)
-            self._decodes[window] = [self._gather(run.first, run.last, run.table, [(0, 1, 0, run.visible)]) for run in runs]
-            self._prefills[window] = []
+            self._decodes[window] = [self._gather(run.first, run.last, run.table, [(0, 1, 0, self._run_mask(run))]) for run in runs]
             spans = [chunk_span(chunk, tables, size, window, tile=_TILE) for chunk in batch.chunks]
-            for span in spans:
-                tiles = [(one.first, one.last, one.keys, visible_keys(one.last - one.first, one.keys, window)) for one in span.tiles]
-                self._prefills[window].append(self._gather(span.first, span.last, span.table, tiles))
+            self._prefills[window] = [
+                self._gather(span.first, span.last, span.table, [(*astuple(tile), self._tile_mask(tile, window)) for tile in span.tiles])
+                for span in spans
+            ]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `models.decoder.Attention`."""
@@ -102,7 +103,7 @@ class CudaAttention:
                 q[first:last].permute(1, 2, 0, 3),  # (H, G, queries, D)
                 keys[:, :, :visible].expand(-1, self._groups, -1, -1),
                 values[:, :, :visible].expand(-1, self._groups, -1, -1),
-                None if mask is None else mask.to(q.dtype),
+                mask,
             )
             out[first:last] = seen.permute(2, 0, 1, 3)
 
@@ -115,7 +116,7 @@ class CudaAttention:
         return keys, values
 
     def _gather(
-        self, first: int, last: int, table: NDArray[np.int32], tiles: Sequence[tuple[int, int, int, NDArray[np.bool_] | None]]
+        self, first: int, last: int, table: NDArray[np.int32], tiles: Sequence[tuple[int, int, int, torch.Tensor | None]]
     ) -> _Gather:
         keys = self._cache.key_pieces(table)
         return _Gather(
@@ -125,11 +126,18 @@ class CudaAttention:
             blocks=table.shape[1],
             key_pieces=to_device(keys.reshape(-1), self._device),
             value_pieces=to_device((keys + self._cache.kv_heads).reshape(-1), self._device),
-            masks=tuple((start, end, count, self._mask(visible)) for start, end, count, visible in tiles),
+            masks=tuple(tiles),
         )
 
-    def _mask(self, visible: NDArray[np.bool_] | None) -> torch.Tensor | None:
-        """True → 0, False → -inf, float32."""
-        if visible is None:
-            return None
-        return to_device(np.where(visible, np.float32(0), np.float32(-np.inf)), self._device)
+    def _run_mask(self, run: Run) -> torch.Tensor | None:
+        """(rows, keys) for scores in float32; one byte a key goes over."""
+        return None if run.visible is None else _additive(to_device(run.visible, self._device), torch.float32)
+
+    def _tile_mask(self, tile: Tile, window: int | None) -> torch.Tensor:
+        """(queries, keys) in the dtype of the queries."""
+        return _additive(visible_keys(tile.last - tile.first, tile.keys, window, self._device), self._cache.data.dtype)
+
+
+def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """True → 0, False → -inf."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)

@@ -1,7 +1,8 @@
 """Who sees what in an iteration: which rows attend together, over which of their blocks, and which keys there are theirs to see.
 
-Host arrays only. Decoding rows are padded to others of nearly their length, never to the longest; a prefill chunk stands alone and is cut
-into tiles of queries, so that most of the half of the square that lies in the future is not computed.
+Host arrays, but for what a chunk's queries see, which is computed on the device that asks. Decoding rows are padded to others of
+nearly their length, never to the longest; a prefill chunk stands alone and is cut into tiles of queries, so that most of the half of the
+square that lies in the future is not computed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from headway_runtime.flat_batch import Chunk, FlatBatch
@@ -92,11 +94,12 @@ def chunk_span(chunk: Chunk, tables: NDArray[np.int32], block_size: int, window:
     return Span(chunk.offset, chunk.offset + chunk.count, table, tiles)
 
 
-def visible_keys(queries: int, keys: int, window: int | None) -> NDArray[np.bool_]:
-    """(queries, keys): what the newest `queries` tokens of a sequence see of its newest `keys`.
+def visible_keys(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """(queries, keys) of bool: what the newest `queries` tokens of a sequence see of its newest `keys`.
 
     It says nothing of where they stand, so a part of it that ends at the same corner is what fewer queries see of fewer keys.
     """
-    ages = np.arange(queries - 1, -1, -1)[:, None], np.arange(keys - 1, -1, -1)
-    visible = ages[0] <= ages[1]
-    return visible if window is None else visible & (ages[1] - ages[0] < window)
+    query_ages = torch.arange(queries - 1, -1, -1, device=device)[:, None]
+    key_ages = torch.arange(keys - 1, -1, -1, device=device)
+    visible = query_ages <= key_ages
+    return visible if window is None else visible & (key_ages - query_ages < window)
