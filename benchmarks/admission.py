@@ -55,6 +55,7 @@ def one_server(family: str, trace: Sequence[TraceRequest]) -> dict[str, Any]:
         seconds, target = works(trace, load)
         best = len(most_on_time([one.at for one in trace], seconds, target)) / len(trace)
         arms: dict[str, FifoResult] = {rule.value: run(trace, FifoConfig(load, rule)) for rule in RULES}
+        arms["its queue alone"] = run(trace, FifoConfig(load, anticipate=False))
         arms["prediction ±20%"] = run(trace, FifoConfig(load, Rule.PREDICTION, size_error=0.2, margin=0.05))
         arms["moore ±20%"] = run(trace, FifoConfig(load, size_error=0.2, margin=0.05))
         arms["moore ±20% learned"] = run(trace, FifoConfig(load, size_error=0.2, margin=None))
@@ -68,6 +69,7 @@ def one_server(family: str, trace: Sequence[TraceRequest]) -> dict[str, Any]:
             "quartiles": {name: arm.by_quartile(trace) for name, arm in arms.items()},
             "tokens on time": {name: sum(trace[index].prompt_tokens for index in arm.on_time) / total for name, arm in arms.items()},
             "moore gave up": arms["moore"].given_up / len(trace),
+            "moore refused at its turn": arms["moore"].refused_at_turn / len(trace),
             "moore waited in vain": arms["moore"].waited_in_vain,
         }
         rows.append(row)
@@ -84,28 +86,31 @@ def print_one_server(family: str, source: str, figures: dict[str, Any]) -> None:
     print(f"\n### One server, {family} ({source}), target 10 × mean work: attainment over all offered, %\n")
     rows, names = figures["rows"], [rule.value for rule in RULES]
     table(["ρ", "optimum", *names], ([row["load"], percent(row["optimum"]), *percents(row["attainment"], names)] for row in rows))
-    names = ["prediction", "moore", "prediction ±20%", "moore ±20%", "moore ±20% learned"]
+    names = ["prediction", "its queue alone", "moore", "prediction ±20%", "moore ±20%", "moore ±20% learned"]
     print("\nAs a share of the optimum, %:\n")
     table(["ρ", *names], ([row["load"], *percents(row["share of optimum"], names)] for row in rows))
     print("\nAttainment by prompt-length quartile (shortest first), %, and prompt tokens that were on time, %:\n")
     names = ["prediction", "moore", "moore by tokens"]
     table(
-        ["ρ", *names, "tokens: prediction / moore / by tokens", "moore: given up after waiting, and how long (target = 1)"],
+        [
+            "ρ",
+            *names,
+            "tokens: prediction / moore / by tokens",
+            "moore: given up after waiting (of those, at their turn), and how long (target = 1)",
+        ],
         (
             [
                 row["load"],
                 *(" / ".join(percent(one, 0) for one in row["quartiles"][name]) for name in names),
                 " / ".join(percents(row["tokens on time"], names)),
-                f"{percent(row['moore gave up'])}%, {row['moore waited in vain']:.2f}",
+                f"{percent(row['moore gave up'])}% ({percent(row['moore refused at its turn'])}%), {row['moore waited in vain']:.2f}",
             ]
             for row in rows
         ),
     )
     goals = figures["goals"]
     for what, least, goal in (("exact", figures["least share"], goals["exact"]), ("±20%", figures["least share ±20%"], goals["±20%"])):
-        print(
-            f"\nLeast share, sizes {what}: {percent(least, 2)}% (goal {percent(goal)}%): {'reached' if reached(least, goal) else 'MISSED'}"
-        )
+        print(f"\nLeast share, sizes {what}: {percent(least, 2)}% (goal {percent(goal)}%): {'reached' if least >= goal else 'MISSED'}")
 
 
 def drift(trace: Sequence[TraceRequest]) -> dict[str, Any]:
@@ -258,11 +263,6 @@ def percent(share: float | None, digits: int = 1) -> str:
     return "–" if share is None else f"{100 * share:.{digits}f}"
 
 
-def reached(share: float, goal: float) -> bool:
-    """To a tenth of a percent, as goals are given."""
-    return round(share, 3) >= goal
-
-
 def percents(shares: dict[str, float], names: Sequence[str]) -> list[str]:
     return [percent(shares[name]) for name in names]
 
@@ -293,7 +293,7 @@ def main() -> int:
         trace, source = load_trace(family, options.trace_dir, SIZES[family] // part)
         found = figures[f"one server {family}"] = one_server(family, trace)
         print_one_server(family, source, found)
-        missed |= not (reached(found["least share"], GOALS[family][0]) and reached(found["least share ±20%"], GOALS[family][1]))
+        missed |= found["least share"] < GOALS[family][0] or found["least share ±20%"] < GOALS[family][1]
     if "drift" in options.only:
         trace, source = load_trace("conv", options.trace_dir, SIZES["conv"] // part)
         figures["drift"] = drift(trace)

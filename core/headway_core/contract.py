@@ -73,7 +73,7 @@ class ShedReason(Enum):
     SLOT_WAIT = "slot_wait"
     BLOCK_WAIT = "block_wait"
     OUTRANKED = "outranked"
-    """Given up from the queue so that others keep their promise (Moore's rule)."""
+    """Given up from the queue so that others, waiting or expected, keep their promise (Moore's rule)."""
     QUEUE_FULL = "queue_full"
     QUEUE_TIME = "queue_time"
     NO_REPLICA = "no_replica"

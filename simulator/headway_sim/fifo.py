@@ -38,6 +38,8 @@ class FifoConfig:
     margin: float | None = 0.0
     """Fraction of the target to keep free; None: learned."""
     by_tokens: bool = False
+    anticipate: bool = True
+    """Ask again at a request's turn whether those expected behind it are worth more; False: the queue alone decides."""
     slowdown: float = 1.0
     """From the middle of the trace on, work takes so many times longer, and C is learned again from what is seen."""
     seed: int = 0
@@ -52,6 +54,9 @@ class FifoResult:
     late: set[int] = field(default_factory=set)
     shed_on_arrival: int = 0
     given_up: int = 0
+    """Of those that had waited."""
+    refused_at_turn: int = 0
+    """Of those given up: at their turn, for arrivals that were expected."""
     waited_in_vain: float = 0.0
     """Mean wait of those given up, as a share of the target."""
     errors: list[float] = field(default_factory=list)
@@ -90,7 +95,9 @@ class _Fifo:
         self.target = config.target if config.target is not None else usual
         self.rate = trace[0].prompt_tokens / self.works[0]
         self.slo = (PriorityClass("default", 0, Objectives(ttft=TtftObjective(self.target))),)
-        self.controller = AdmissionController(config.rule, margin=config.margin, by_tokens=config.by_tokens, seed=config.seed)
+        self.controller = AdmissionController(
+            config.rule, margin=config.margin, by_tokens=config.by_tokens, anticipate=config.anticipate, seed=config.seed
+        )
         self.queue = WaitingQueue(QueueLimits(_MANY, _MANY, float(_MANY)))
         self.result = FifoResult(len(trace))
         self.free_at = 0.0
@@ -114,8 +121,14 @@ class _Fifo:
             request = self.queue.next(self.free_at)
             if request is None:
                 raise AssertionError("a queue that is not empty has a next")
+            at = max(self.free_at, request.arrival)
+            refused = self.controller.turn(request, Load((self._server(at),), self.queue.order()), self.slo, at)
             self.queue.leave(request.request_id)
-            self._start(request, max(self.free_at, request.arrival))
+            if refused is None:
+                self._start(request, at)
+            else:
+                self.result.refused_at_turn += 1
+                self._give_up(request, at)
 
     def _arrive(self, request: Request, now: float) -> None:
         self.controller.offered(request, now)
@@ -127,14 +140,17 @@ class _Fifo:
         for shed in decision.give_up:
             given_up = self.queue.leave(shed.request_id)
             if given_up is not None:
-                self.result.given_up += 1
-                self.result.waited_in_vain += now - given_up.arrival
+                self._give_up(given_up, now)
         if decision.prediction.ttft is not None:
             self.predicted[request.request_id] = decision.prediction.ttft
         if isinstance(decision, Admit):
             self._start(request, now)
         else:
             self.queue.push(request)
+
+    def _give_up(self, request: Request, now: float) -> None:
+        self.result.given_up += 1
+        self.result.waited_in_vain += now - request.arrival
 
     def _server(self, now: float) -> ReplicaLoad:
         """The server as the door knows it: what it works on has so much left as its known length says."""

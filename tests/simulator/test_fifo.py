@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from headway_core.admission import Rule
 from headway_sim.fifo import FifoConfig, run, works
 from headway_sim.optimum import most_on_time
 from headway_sim.synthetic import synthetic
+from headway_sim.traces import TraceRequest
 
 
 def optimum(trace, load: float) -> float:
@@ -26,6 +29,41 @@ def test_moore_comes_close_to_the_optimum_and_the_plain_rules_do_not(family: str
         assert run(trace, FifoConfig(load, size_error=0.2, margin=0.05)).attainment >= roughly * best
         assert run(trace, FifoConfig(load, size_error=0.2, margin=None)).attainment >= roughly * best, "learned margin"
         assert found[Rule.PREDICTION] < 0.97 * best or load < 1
+
+
+def test_looking_ahead_at_a_turn_gains_where_more_is_offered_than_fits_and_costs_nothing_elsewhere() -> None:
+    gained = 0
+    for family, seed in (("conv", 1), ("conv", 2), ("code", 1)):
+        trace = synthetic(family, 1500, seed=seed)
+        for load in (0.5, 2.0):
+            ahead, behind = (run(trace, FifoConfig(load, anticipate=look)) for look in (True, False))
+            assert not ahead.late
+            assert len(ahead.on_time) <= round(optimum(trace, load) * len(trace))
+            if load < 1:
+                assert len(ahead.on_time) >= len(behind.on_time)
+            else:
+                gained += len(ahead.on_time) - len(behind.on_time)
+                assert 0 < ahead.refused_at_turn < ahead.given_up / 4, "it stays the exception"
+    assert gained >= 10
+
+
+def test_nothing_that_is_decided_on_the_way_beats_the_optimum() -> None:
+    rng = random.Random(9)
+    looked_ahead = 0
+    for seed in range(40):
+        at, trace = 0.0, []
+        for _ in range(rng.randint(150, 300)):
+            at += rng.expovariate(1.0)
+            trace.append(TraceRequest(at, rng.choice((50, 100, 200, 400, 800, 1600)), 1))
+        load = rng.uniform(1.0, 4.0)
+        seconds, target = works(trace, load)
+        result = run(trace, FifoConfig(load, seed=seed))
+        best = most_on_time([one.at for one in trace], seconds, target)
+        assert len(result.on_time) <= len(best)
+        assert not result.late
+        assert len(result.on_time) + result.shed_on_arrival + result.given_up == len(trace), "each has one end"
+        looked_ahead += result.refused_at_turn > 0
+    assert looked_ahead >= 10
 
 
 def test_what_it_costs_is_shown_by_prompt_length() -> None:

@@ -1,7 +1,7 @@
 """The decision at the door: `decide(request, load, slo, now)` → `Admit`, `Wait` or `Shed`.
 
 Deciding changes nothing and may be repeated. What the controller knows beside its arguments it learned through `offered`, `admitted`
-and `compare`: arrival rates per class and how wrong its predictions were.
+and `compare`: arrival rates and lengths per class and how wrong its predictions were.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from headway_core.admission.lengths import OfferedLengths
 from headway_core.admission.load import Load
 from headway_core.admission.margin import ErrorBook
-from headway_core.admission.prediction import TOLERANCE, Forecast, behind
+from headway_core.admission.prediction import TOLERANCE, Forecast, behind, left_for
 from headway_core.admission.rates import RateMeter
 from headway_core.admission.request import UNKNOWN, Admit, Decision, Prediction, Request, Shed, Wait
 from headway_core.admission.retry_after import Appointments, retry_after, spread
 from headway_core.admission.routing import choose
-from headway_core.admission.rules import Rule, moore, too_many_waiting
+from headway_core.admission.rules import Rule, moore, not_worth_starting, too_many_waiting
 from headway_core.contract import ShedReason
 from headway_core.slo import PriorityClass
 
@@ -28,6 +29,8 @@ class AdmissionController:
     """One pool's door.
 
     `margin`: a fixed fraction of the target to keep free; None: learned from past errors. `by_tokens`: weigh requests by their tokens.
+    `anticipate`: under Moore's rule, ask again at a request's turn whether those expected behind it are worth more (`turn`); not where
+    requests are weighed by their tokens, since then a long one is worth as much as the short ones that take its place.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class AdmissionController:
         *,
         margin: float | None = None,
         by_tokens: bool = False,
+        anticipate: bool = True,
         rho_max: float = RHO_MAX,
         seed: int = 0,
     ) -> None:
@@ -45,11 +49,13 @@ class AdmissionController:
             raise ValueError(f"rho_max lies in (0, 1], not {rho_max}")
         self.rule = rule
         self.by_tokens = by_tokens
+        self._anticipates = anticipate and rule is Rule.MOORE and not by_tokens
         self._fixed_margin = margin
         self._rho_max = rho_max
         self._seed = seed
         self._errors: dict[int, ErrorBook] = {}
         self._offered_tokens: dict[int, RateMeter] = {}
+        self._lengths: dict[int, OfferedLengths] = {}
         self._admitted: dict[int, RateMeter] = {}
         self._appointments = Appointments()
 
@@ -60,6 +66,7 @@ class AdmissionController:
         if request.retry:
             return
         self._offered_tokens.setdefault(request.priority, RateMeter()).add(request.uncached_tokens, now)
+        self._lengths.setdefault(request.priority, OfferedLengths()).add(request.uncached_tokens, now)
 
     def admitted(self, request: Request, now: float) -> None:
         """A request was sent to a replica."""
@@ -141,6 +148,26 @@ class AdmissionController:
         if route is not None:
             return Admit(route.replica, route.prediction, verdict)
         return Wait(self._expiry(request, prediction), prediction, verdict)
+
+    def turn(self, request: Request, load: Load, slo: Sequence[PriorityClass], now: float) -> Shed | None:
+        """Asked when `request`, one of `load.waiting`, could be sent: its refusal if it should not start, None to send it.
+
+        One that was refused before and came back is not refused for arrivals that are only expected. A gateway that sees only part of
+        what is offered refuses too few here, never too many.
+        """
+        if not self._anticipates or load.draining or request.retry or request.target is None or len(load.waiting) < 2:
+            return None
+        lengths = self._lengths.get(request.priority)
+        if lengths is None or load.prefill_rate is None:
+            return None
+        shares = _shares(slo)
+        carried = lengths.carried(load.prefill_rate * left_for(request.priority, load, shares), now)
+        if carried is None or request.uncached_tokens <= carried:
+            return None
+        wait = behind([other for other in load.waiting if other.priority >= request.priority], request, load, shares).prefill_wait
+        if wait is None or not not_worth_starting(request.uncached_tokens, carried, wait / request.target):
+            return None
+        return self._shed(request, ShedReason.OUTRANKED, 0.0, now)
 
     def review(self, load: Load, slo: Sequence[PriorityClass], now: float) -> tuple[Shed, ...]:
         """Those that wait whose promise can no longer be kept, since replicas were lost or became slower than was predicted."""

@@ -111,6 +111,12 @@ class Door:
         dispatches: list[Dispatch] = []
         while (turn := self._next_turn(now)) is not None:
             request, route, priority = turn
+            if request.request_id not in self._tried:  # one that a replica failed has had its turn, and has it again
+                load = self.load(now)
+                refused = self.controller.turn(request, load, self.slo, now)
+                if refused is not None:
+                    shed += self._give_up((refused,), load, now)
+                    continue
             self.queue.leave(request.request_id)
             self._tried.pop(request.request_id, None)
             self.queue.served(request)

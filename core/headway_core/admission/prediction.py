@@ -63,7 +63,6 @@ class Forecast:
         replicas = load.replicas
         self._known = [replica for replica in replicas if replica.prefill_rate]
         self._ready = [(0.0, index, 1.0 / (replica.prefill_rate or 1.0)) for index, replica in enumerate(self._known)]
-        self._rate = load.prefill_rate
         self._completions = load.completion_rate
         releases = [replica.block_release_rate for replica in replicas if replica.block_release_rate is not None]
         self._releases = sum(releases) if releases else None
@@ -150,9 +149,15 @@ class Forecast:
         heapify(self._ready)
         self._seats = sum([replica.slots_at(priority) - replica.waiting_at(priority) for replica in replicas])
         self._blocks += sum([_between(replica.backlog, priority, above) for replica in replicas]) / self._block_size
-        charged = self._load.higher_work.get(priority, 0.0) / self._rate if self._rate else 0.0
-        self._stretch = 1.0 / (1.0 - min(charged, 1.0 - self._shares.get(priority, 1.0)))
+        self._stretch = 1.0 / left_for(priority, self._load, self._shares)
         self._level = priority
+
+
+def left_for(priority: int, load: Load, shares: Mapping[int, float]) -> float:
+    """The fraction of the pool that higher classes leave to this one: its guaranteed share at least."""
+    rate = load.prefill_rate
+    charged = load.higher_work.get(priority, 0.0) / rate if rate else 0.0
+    return 1.0 - min(charged, 1.0 - shares.get(priority, 1.0))
 
 
 def behind(ahead: Iterable[Request], request: Request, load: Load, shares: Mapping[int, float]) -> Prediction:

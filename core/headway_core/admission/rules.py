@@ -4,6 +4,10 @@
 would be late, drop the longest so far. At the door the future is not known, so the rule is applied to what waits: when a newcomer means
 that a promise would break, give up the waiting request with the most work, of the class of the one that would be late, among those up
 to and including it. That is often the newcomer itself.
+
+Among those that wait this loses nothing against somebody who decides later. What it cannot take back is a long request that has started,
+so that is asked once more when a waiting request has its turn (`not_worth_starting`). It is the one place at which a request is given up
+although every promise made so far holds: the promises that would break are those of arrivals that are expected.
 """
 
 from __future__ import annotations
@@ -67,6 +71,18 @@ def moore(
         dropped.append(kept.pop(victim))
         laid_out, begin = Forecast(load, shares), 0
     return dropped
+
+
+def not_worth_starting(tokens: int, carried: int | None, fullness: float) -> bool:
+    """Whether a waiting request, at its turn, should rather make room for the shorter ones that are expected behind it.
+
+    `carried`: the length up to which the pool can carry what is offered (`lengths.OfferedLengths.carried`); None: all of it. `fullness`:
+    the wait of one more like it as a fraction of the target. When the queue is full, whoever starts costs tokens / `carried` others, each
+    of the greatest length that is still worth serving; whether it will be full is the chance taken as fullness². So it is given up when
+    it is expected to cost more than the one that it is. Never while all that is offered can be carried, nor one that is not longer than
+    `carried`. Why the square: `docs/decisions/0016`.
+    """
+    return carried is not None and tokens * min(1.0, fullness) ** 2 > carried
 
 
 def _victim(order: Sequence[Request], place: int, late_by: float, load: Load, by_tokens: bool) -> int:

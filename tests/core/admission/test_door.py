@@ -178,6 +178,36 @@ def test_when_replicas_slow_down_those_who_cannot_make_it_any_more_are_told_at_t
     assert {one.reason for one in shed} == {ShedReason.OUTRANKED}
 
 
+@pytest.mark.parametrize("failed_before", [False, True])
+def test_a_long_one_whose_turn_comes_in_an_overload_makes_room_unless_a_replica_failed_it(
+    priority_class, request_of, report, failed_before
+) -> None:
+    slo = priority_class(0, 10.0)
+    door = door_of(slo)
+    busy = {"free_slots": 2, "running": 6, "completion_rate": 100.0}
+    for index in range(1000):
+        door.controller.offered(request_of(1 + index % 20 * 100, slo=slo), index / 2.1)
+    now = 1000 / 2.1
+    door.report(report(classes=(ClassLoad(0, 0, 6, 1000),), **busy), now)
+    long = request_of(1900, arrival=now, slo=slo)
+    others = [request_of(500, arrival=now + 0.001 * index, slo=slo) for index in range(14)]
+    assert (door.again(long, now, ["another"]) if failed_before else door.offer(long, now)).shed == ()
+    for one in others:
+        assert door.offer(one, one.arrival).shed == ()
+    assert len(door.queue) == 15
+    now += 0.1
+    door.report(report(classes=(ClassLoad(0, 0, 6, 0),), **busy), now)
+    answers = door.turns(now)
+    if failed_before:
+        assert answers.shed == ()
+        assert answers.dispatches[0].request is long
+    else:
+        assert [(one.request_id, one.reason) for one in answers.shed] == [(long.request_id, ShedReason.OUTRANKED)]
+        assert answers.dispatches[0].request is others[0]
+        assert door.predicted(long.request_id) is None, "nothing is kept of it"
+    assert len(door.queue) + len(answers.dispatches) + len(answers.shed) == 15
+
+
 def test_errors_are_compared_for_admitted_and_for_shed_alike(priority_class, request_of, report) -> None:
     slo = priority_class(0, 2.0)
     door = door_of(slo)
