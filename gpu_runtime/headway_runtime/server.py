@@ -131,7 +131,7 @@ class Server:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=int(self._settings.keep_alive_seconds),
+            timeout_keep_alive=self._settings.keep_alive_seconds,  # type: ignore[arg-type]  # handed to call_later, which takes any number
             timeout_graceful_shutdown=int(CLOSING_SECONDS),
             backlog=_BACKLOG,
         )

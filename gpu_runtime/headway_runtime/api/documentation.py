@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from headway_core.contract import MAX_CHOICES
+
 _COMMON = {
     "model": {"type": "string", "description": "The served name; may be left out."},
     "stream": {"type": "boolean", "default": False},
     "stream_options": {"type": "object", "properties": {"include_usage": {"type": "boolean"}}},
-    "n": {"type": "integer", "minimum": 1, "maximum": 128, "default": 1},
+    "n": {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES, "default": 1},
     "stop": {"description": "A string, or up to 4 of them.", "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
     "temperature": {"type": "number", "minimum": 0, "default": 1},
     "top_p": {"type": "number", "minimum": 0, "maximum": 1, "default": 1},
