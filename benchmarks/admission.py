@@ -55,7 +55,7 @@ def one_server(family: str, trace: Sequence[TraceRequest]) -> dict[str, Any]:
         seconds, target = works(trace, load)
         best = len(most_on_time([one.at for one in trace], seconds, target)) / len(trace)
         arms: dict[str, FifoResult] = {rule.value: run(trace, FifoConfig(load, rule)) for rule in RULES}
-        arms["its queue alone"] = run(trace, FifoConfig(load, anticipate=False))
+        arms["moore, its queue alone"] = run(trace, FifoConfig(load, anticipate=False))
         arms["prediction ±20%"] = run(trace, FifoConfig(load, Rule.PREDICTION, size_error=0.2, margin=0.05))
         arms["moore ±20%"] = run(trace, FifoConfig(load, size_error=0.2, margin=0.05))
         arms["moore ±20% learned"] = run(trace, FifoConfig(load, size_error=0.2, margin=None))
@@ -86,7 +86,7 @@ def print_one_server(family: str, source: str, figures: dict[str, Any]) -> None:
     print(f"\n### One server, {family} ({source}), target 10 × mean work: attainment over all offered, %\n")
     rows, names = figures["rows"], [rule.value for rule in RULES]
     table(["ρ", "optimum", *names], ([row["load"], percent(row["optimum"]), *percents(row["attainment"], names)] for row in rows))
-    names = ["prediction", "its queue alone", "moore", "prediction ±20%", "moore ±20%", "moore ±20% learned"]
+    names = ["prediction", "moore, its queue alone", "moore", "prediction ±20%", "moore ±20%", "moore ±20% learned"]
     print("\nAs a share of the optimum, %:\n")
     table(["ρ", *names], ([row["load"], *percents(row["share of optimum"], names)] for row in rows))
     print("\nAttainment by prompt-length quartile (shortest first), %, and prompt tokens that were on time, %:\n")
