@@ -56,6 +56,11 @@ class Generation:
         self.gone = True
         self.changed.set()
 
+    def leave_unless_cancelled(self, waiting: asyncio.Task[None]) -> None:
+        """For the task that waits for the client's going, when it is done."""
+        if not waiting.cancelled():
+            self.leave()
+
     def expire_after(self, seconds: float, error: ApiError) -> None:
         """Fails it when it is not done by then."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, error)

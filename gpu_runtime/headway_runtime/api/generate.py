@@ -11,8 +11,8 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from headway_core import contract
 from headway_core.errors import RequestError
@@ -29,6 +29,8 @@ from headway_runtime.generation import Generation
 from headway_runtime.replica import Replica
 
 log = logging.getLogger("headway.requests")
+
+_Result = TypeVar("_Result")
 
 
 class GenerateRoute:
@@ -64,30 +66,43 @@ class GenerateRoute:
     async def _serve(self, exchange: Exchange, arrival: float) -> int:
         replica = self._replica
         settings = replica.settings
+        leaving: asyncio.Task[None] | None = None
+        generation: Generation | None = None
         try:
-            replica.check_open()
-            headers = read_headers(exchange.scope["headers"])
-            body = await read_body(exchange.receive, headers.content_length, settings.max_body_bytes, settings.body_timeout)
-            large = len(body) >= LARGE_BYTES
-            request = await replica.aside(self._read, body, large=True) if large else self._read(body)
-            generation = await replica.accept(request, headers, arrival, large=large)
-        except RequestError as error:
-            raise errors.bad_request(error) from None
-        finally:
-            replica.saw_dispatch(dispatch_of(exchange.scope["headers"]))
-        del body  # Megabytes, perhaps, for as long as the answer takes.
-        watcher = asyncio.create_task(_leave_when_gone(exchange.receive, generation))
-        logprobs = request.params.logprobs is not None
-        answer = Answer(self._layout, replica.model_name, logprobs=logprobs, include_usage=request.include_usage)
-        try:
+            try:
+                replica.check_open()
+                headers = read_headers(exchange.scope["headers"])
+                body = await read_body(exchange.receive, headers.content_length, settings.max_body_bytes, settings.body_timeout)
+                leaving = asyncio.create_task(until_gone(exchange.receive))
+                request, generation = await self._accept(body, headers, arrival, leaving)
+            except RequestError as error:
+                raise errors.bad_request(error) from None
+            finally:
+                replica.saw_dispatch(dispatch_of(exchange.scope["headers"]))
+            del body  # Megabytes, perhaps, for as long as the answer takes.
+            leaving.add_done_callback(generation.leave_unless_cancelled)
+            logprobs = request.params.logprobs is not None
+            answer = Answer(self._layout, replica.model_name, logprobs=logprobs, include_usage=request.include_usage)
             if request.stream:
                 await _stream(exchange, generation, answer, headers, settings.quiet_stream_seconds)
             else:
                 await _whole(exchange, generation, answer)
+            return 499 if generation.gone else 200
         finally:
-            watcher.cancel()
-            replica.release(generation)
-        return 499 if generation.gone else 200
+            if leaving is not None:
+                leaving.cancel()
+            if generation is not None:
+                replica.release(generation)
+
+    async def _accept(
+        self, body: bytes, headers: RequestHeaders, arrival: float, leaving: asyncio.Task[None]
+    ) -> tuple[GenerationRequest, Generation]:
+        """Large bodies wait for each other; one whose client leaves meanwhile is not read any more. Raises ClientGone, RequestError."""
+        if len(body) < LARGE_BYTES:
+            request = self._read(body)
+            return request, await self._replica.accept(request, headers, arrival, large=False)
+        request = await _while_there(leaving, self._replica.aside(self._read, body, large=True))
+        return request, await _while_there(leaving, self._replica.accept(request, headers, arrival, large=True))
 
     def _read(self, body: bytes) -> GenerationRequest:
         return self._parse(parse_object(body))
@@ -214,10 +229,16 @@ async def _changes_within(generation: Generation, seconds: float) -> bool:
     return loop.time() < deadline
 
 
-async def _leave_when_gone(receive: Receive, generation: Generation) -> None:
-    with contextlib.suppress(asyncio.CancelledError):
-        await until_gone(receive)
-        generation.leave()
+async def _while_there(leaving: asyncio.Task[None], work: Coroutine[Any, Any, _Result]) -> _Result:
+    """The result of `work`, which is given up when the client leaves first. Raises ClientGone."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def _token_headers(generation: Generation) -> errors.Headers:

@@ -41,3 +41,40 @@ def test_health_answers_while_a_large_body_is_read(runtime, item):
     assert statuses == [400 if item == "[]" else 200] * 3
     late = sum(wait > sorted(took)[1] / 3 for wait in waits)
     assert late <= 1, f"{late} of {len(waits)} answers were late; bodies took {took}"
+
+
+def request_bytes(body):
+    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def test_large_bodies_whose_clients_have_left_are_not_read_and_never_reach_the_engine(runtime):
+    """Bodies wait for each other to be read: those of clients that left keep no living one waiting, and none becomes work."""
+    body, long = dense("1.5"), dense("1.5", max_tokens=2000, ignore_eos=True)
+
+    def served():
+        began = time.perf_counter()
+        assert httpx.post(f"{runtime.url}/v1/completions", content=body, timeout=120).status_code == 200
+        return time.perf_counter() - began
+
+    alone = sorted(served() for _ in range(3))[1]
+    before = runtime.assert_idle()
+    for _ in range(20):
+        with runtime.connect(raw=request_bytes(long)):
+            pass
+    behind_them = served()
+    after = runtime.assert_idle(10)
+    assert behind_them < 10 * alone, "it waited for twenty bodies that nobody wants"
+    assert after.finished - before.finished == 1
+    assert after.output_tokens - before.output_tokens < 200, "nobody is there for those tokens"
+
+
+def test_a_client_that_leaves_while_its_body_is_read_leaves_no_work(runtime, eventual):
+    """However late it is noticed, what was begun is given up within a second of it."""
+    long = dense("1.5", max_tokens=2000, ignore_eos=True)
+    for pause in (0.0, 0.05, 0.1, 0.2, 0.4):
+        before = runtime.assert_idle()
+        with runtime.connect(raw=request_bytes(long)):
+            time.sleep(pause)
+        after = runtime.assert_idle(5)
+        assert after.finished == before.finished
+        assert after.output_tokens - before.output_tokens < 1000
