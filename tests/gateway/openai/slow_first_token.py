@@ -1,5 +1,7 @@
 """The official client against a server at argv[1] whose first token takes longer than the client waits for a byte; prints its version.
 
+argv[2] and argv[3] are these two times, in seconds.
+
 Run as a program, so that the test can run it with one version of the client and then with another.
 """
 
@@ -8,8 +10,9 @@ import sys
 import httpx
 import openai
 
-client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="unused", max_retries=0, timeout=httpx.Timeout(2.0))
-SCRIPT = {"stub": {"first": 4.0, "tokens": 3}}
+url, first, patience = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=httpx.Timeout(patience))
+SCRIPT = {"stub": {"first": first, "tokens": 3}}
 
 chat = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}], stream=True, extra_body=SCRIPT)
 chunks = list(chat)
