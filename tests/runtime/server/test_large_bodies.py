@@ -78,3 +78,16 @@ def test_a_client_that_leaves_while_its_body_is_read_leaves_no_work(runtime, eve
         after = runtime.assert_idle(5)
         assert after.finished == before.finished
         assert after.output_tokens - before.output_tokens < 1000
+
+
+def test_a_prompt_of_many_kilobytes_that_fits_the_context_is_answered(start_runtime, tiny_checkpoint):
+    """What is long is the text itself here: 65 KB of it, 13 thousand tokens."""
+    model = tiny_checkpoint("llama", max_position_embeddings=16384)
+    runtime = start_runtime(model, "--prefill-token-budget", 1024, "--num-blocks", 1024)
+    prompt = "hello" * 13_108
+    assert len(prompt) > 65_536
+    answer = runtime.completion(prompt=prompt, max_tokens=2, ignore_eos=True)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] == 1 + 13_108
+    refused = runtime.completion(prompt="hello" * 20_000, max_tokens=2).json()["error"]
+    assert (refused["param"], refused["code"]) == ("prompt", "context_length_exceeded") and "20001" in refused["message"]
