@@ -59,7 +59,7 @@ class Pipeline:
         settings, pools = self._settings, self._pools
         try:
             caller = self.authenticate(exchange)
-            asked = await self._read(endpoint, await exchange.read_body(settings.max_body_bytes, settings.body_timeout))
+            asked = await self._read(exchange, endpoint, await exchange.read_body(settings.max_body_bytes, settings.body_timeout))
             pool = pools.serving(asked.model)
             slo = pool.classify(asked, caller, self._class_header(exchange))
         except (Refused, RequestError, Stopped) as error:
@@ -77,11 +77,15 @@ class Pipeline:
                     tried = self._may_go_on(pool, turn, error, exchange)
                 turn = await pool.dispatcher.another(request, tried, ticket.waits)
 
-    async def _read(self, endpoint: api.Endpoint, body: bytes) -> Asked:
-        """Large bodies are read aside, one after another, so that they keep only each other waiting. Raises RequestError."""
+    async def _read(self, exchange: Exchange, endpoint: api.Endpoint, body: bytes) -> Asked:
+        """Large bodies are read aside, one after another, so that they keep only each other waiting; not those whose client has left.
+
+        Raises RequestError, Stopped.
+        """
         if len(body) < LARGE_BYTES:
             return api.parse(endpoint, body)
-        return await asyncio.get_running_loop().run_in_executor(self._large, api.parse, endpoint, body)
+        with exchange.until(self._settings.request_timeout):
+            return await asyncio.get_running_loop().run_in_executor(self._large, api.parse, endpoint, body)
 
     def close(self) -> None:
         """Gives the thread back; what it has not begun is not read any more."""
@@ -155,7 +159,7 @@ class Pipeline:
         """Books a request that ended before its pool and class were known."""
         if isinstance(error, RequestError):
             error = Refused(answers.bad_request(error))
-        outcome = "client_closed" if isinstance(error, Stopped) else error.outcome
+        outcome = _STOPPED.get(error.cause, "client_closed") if isinstance(error, Stopped) else error.outcome
         self._pools.unplaced.offered += 1
         self._pools.unplaced.outcomes[outcome] += 1
         return error
@@ -202,6 +206,10 @@ class Pipeline:
             for exchange in [exchange for exchange in self.open if exchange.sending_since is not None]:
                 if exchange.is_stalled(now, self._settings.stall_timeout):
                     exchange.stop(Cause.CLIENT_STALLED)
+
+
+_STOPPED = {Cause.TIMEOUT: "timeout", Cause.DRAIN: "shed"}
+"""Outcomes of requests that are stopped before their pool is known, but by their clients."""
 
 
 def _is_retry(exchange: Exchange) -> bool:

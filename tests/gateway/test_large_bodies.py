@@ -1,0 +1,57 @@
+"""Large bodies are read one after another, aside: those of clients that have left are not read at all, and the others are told in time."""
+
+import time
+
+import pytest
+from headway_gateway import api
+
+LIMIT = 1_000_000
+HEAD = b'{"model":"m","prompt":"x","max_tokens":1,"unused":['
+DENSE = HEAD + b",".join([b"1.5"] * ((LIMIT - len(HEAD) - 2) // 4)) + b"]}"
+
+
+async def leavers(gateway, count):
+    """`count` clients that send a large body and leave; it has wholly arrived."""
+    before = gateway.gateway.pools.unplaced.offered
+    clients = [gateway.client() for _ in range(count)]
+    for client in clients:
+        await client.__aenter__()
+        client.send(DENSE)
+        await client.writer.drain()
+        client.close()
+    return before + count
+
+
+async def test_large_bodies_whose_clients_have_left_keep_nobody_waiting_and_reach_no_replica(house, stub_runtime, until):
+    stub = stub_runtime()
+    gateway = await house(stub, max_body_bytes=LIMIT, rule="open")
+
+    async def served():
+        began = time.perf_counter()
+        assert (await gateway.ask(DENSE)).status == 200
+        return time.perf_counter() - began
+
+    alone = sorted([await served() for _ in range(3)])[1]
+    booked = await leavers(gateway, 20)
+    assert await served() < 10 * alone, "it waited for twenty bodies that nobody wants"
+    await until(lambda: gateway.gateway.pools.unplaced.offered == booked)
+    await gateway.settled()
+    assert gateway.gateway.pools.unplaced.outcomes["client_closed"] == 20
+    assert len(stub.requests) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_body_that_is_read_for_too_long_is_timed_out(house, stub_runtime, monkeypatch, stream):
+    gateway = await house(stub_runtime(), max_body_bytes=LIMIT, request_timeout=0.5)
+
+    read = api.parse
+
+    def slowly(endpoint, body):
+        time.sleep(1.5)
+        return read(endpoint, body)
+
+    monkeypatch.setattr(api, "parse", slowly)
+    reply = await gateway.ask(DENSE.replace(b'"unused":[1.5,1.5,1.5,1.5,', b'"stream":true,"unused":[') if stream else DENSE)
+    assert reply.status == 504 and reply.json()["error"]["code"] == "request_timeout"
+    assert gateway.gateway.pools.unplaced.outcomes["timeout"] == 1
+    await gateway.settled()
