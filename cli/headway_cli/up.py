@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import shlex
 import shutil
 import signal
 import sys
@@ -246,7 +247,7 @@ def _welcome(deployment: Deployment, model: str) -> str:
     control = deployment.gateway_control_url
     return (
         f"\nready: {deployment.url}  (its status page is the same address in a browser)\n\n"
-        f"curl {deployment.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
+        f"curl {deployment.url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}\n\n"
         f"the promise: {deployment.settings.slo_path} (edit it, it is read again); Ctrl-C stops\n"
         f"metrics: {control}/metrics; why the knobs are as they are: `headway plan --from {control}`\n"
     )

@@ -23,6 +23,7 @@ _checkpoints = _load(RUNTIME_TESTS / "conftest.py")
 _runtimes = _load(RUNTIME_TESTS / "server" / "conftest.py")
 
 tiny_checkpoint = _checkpoints.tiny_checkpoint
+eventual = _runtimes.eventual
 older_client = _runtimes.older_client
 run_client = _runtimes.run_client
 
@@ -33,10 +34,12 @@ def two_runtimes(tmp_path_factory, tiny_checkpoint):
     runtimes = _runtimes.Runtimes(tmp_path_factory.mktemp("replicas"))
     folder = tiny_checkpoint("llama", max_position_embeddings=4096)
     both = [runtimes(folder, "--num-blocks", 1024, "--replica-id", name, wait=False) for name in ("tiny-0", "tiny-1")]
-    for runtime in both:
-        runtimes.await_ready(runtime)
-    yield both
-    runtimes.close()
+    try:
+        for runtime in both:
+            runtimes.await_ready(runtime)
+        yield both
+    finally:
+        runtimes.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,8 @@
 """Settings: everything is checked before anything heavy, and a complaint names the flag."""
 
+import json
+from pathlib import Path
+
 import pytest
 from headway_runtime.settings import DEFAULT_MODEL_PACKAGE, SettingsError, from_arguments, parse_size
 
@@ -58,6 +61,8 @@ def test_idle_connections_are_kept_longer_than_a_gateway_keeps_its_own(tiny_llam
     from headway_gateway.upstream import POOL_IDLE
 
     assert from_arguments(["--model", str(tiny_llama)]).keep_alive_seconds > 2 * POOL_IDLE
+    schema = json.loads((Path(__file__).parents[3] / "charts/headway/values.schema.json").read_text())
+    assert schema["properties"]["runtime"]["properties"]["keepAliveSeconds"]["minimum"] > POOL_IDLE
 
 
 def test_the_default_model_is_found_without_importing_its_package():
