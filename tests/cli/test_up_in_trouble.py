@@ -15,6 +15,7 @@ from headway_cli.supervisor import free_port
 from transformers import LlamaConfig, LlamaForCausalLM
 
 HEADWAY = [sys.executable, "-m", "headway_cli"]
+NAME = "someone's model with spaces"
 SMALL = ("--max-num-seqs", "4", "--num-blocks", "64", "--threads", "1")
 AT_ONCE = ("--", *SMALL, "--no-calibration", "--prefill-token-budget", "64")
 
@@ -29,7 +30,7 @@ def until(condition, seconds, what):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return tiny_model.write(tmp_path_factory.mktemp("models") / "a model with spaces")
+    return tiny_model.write(tmp_path_factory.mktemp("models") / NAME)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ def up(model, port):
 
 
 def ask(port):
-    body = {"model": "a model with spaces", "prompt": "river stone", "max_tokens": 2}
+    body = {"model": NAME, "prompt": "river stone", "max_tokens": 2}
     return httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=30).status_code
 
 
@@ -120,10 +121,13 @@ def test_two_at_a_time_serve_on_though_a_replica_is_killed_and_killed_again_and_
         (state / log).symlink_to("/dev/full")
     first = headway("first", *up(model, ports[0]), "--state", state, *AT_ONCE)
     second = headway("second", *up(model, ports[1]), *AT_ONCE, stdout=subprocess.PIPE)
-    assert b"starting 1 x a model with spaces" in second.process.stdout.readline()
+    assert f"starting 1 x {NAME}".encode() in second.process.stdout.readline()
     second.process.stdout.close()  # As `| head -1` does.
     first.wait_for("ready: http")
     assert ask(ports[0]) == 200
+    curl = re.search(r"^curl .*$", first.said, re.MULTILINE)[0]
+    printed = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, check=True, timeout=60)
+    assert '"chat.completion"' in printed.stdout, "the curl that was printed works as it stands"
     for kill in range(3):
         until(lambda: first.child("headway_runtime"), 60, lambda: "the replica").kill()
         until(lambda kill=kill: first.said.count("replica-1 ended (signal SIGKILL)") == kill + 1, 60, lambda: first.said)
