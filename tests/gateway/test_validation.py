@@ -185,8 +185,8 @@ async def test_client_errors_never_count_against_a_replica(house, stub_runtime, 
 
     a, b = stub_runtime("a", script=too_long), stub_runtime("b", script=too_long)
     gateway = await house(a, b)
-    for _ in range(200):
-        assert (await gateway.ask()).status == 400
+    for turn in range(200):
+        assert (await gateway.ask(stream=bool(turn % 2))).status == 400
     # One try each, nobody ejected, and the next good request is served at once.
     assert len(a.requests) + len(b.requests) == 200
     a.script = b.script = None

@@ -110,8 +110,8 @@ def test_a_request_that_can_never_fit_is_told_both_numbers(runtime):
 
 
 def test_good_requests_are_served_after_two_hundred_that_were_too_long(runtime):
-    for _ in range(200):
-        assert runtime.completion(prompt=[5] * 5000).status_code == 400
+    for turn in range(200):
+        assert runtime.completion(prompt=[5] * 5000, stream=bool(turn % 2)).status_code == 400
     assert runtime.completion(prompt="A", max_tokens=2).status_code == 200
 
 
