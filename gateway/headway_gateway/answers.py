@@ -52,6 +52,22 @@ def bad_request(error: RequestError) -> Answer:
     return Answer(400, str(error), code=error.code, param=error.field or None)
 
 
+def not_http(reason: str) -> Answer:
+    """400 for bytes that make no HTTP request; what follows them cannot be told apart from it."""
+    return Answer(
+        400,
+        f"this is not a valid HTTP request ({reason}): see that the client speaks plain HTTP to this port, and that nothing on the way "
+        "changes what it sends",
+        code="invalid_http_request",
+        close=True,
+    )
+
+
+def head_too_large(limit: int) -> Answer:
+    """431 for a head, or trailers, without end."""
+    return Answer(431, f"the headers exceed the limit of {limit} bytes: send fewer or shorter ones", code="headers_too_large", close=True)
+
+
 def unauthorized() -> Answer:
     """401 for a missing or unknown key; which of the two is not said."""
     return Answer(

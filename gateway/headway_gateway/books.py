@@ -8,6 +8,7 @@ judged on the whole, by the deadline of its last token, TTFT + (n - 1) * TPOT. W
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -22,19 +23,51 @@ _UPPER = tuple(SMALLEST * GROWTH**index * (1 + 1e-10) for index in range(400))
 """Upper bounds of the log buckets, up to a year and beyond, with the tolerance of `histogram.bucket`."""
 
 
-@dataclass(slots=True)
-class Durations:
-    """A histogram and the sum of what is in it, seconds."""
+_BATCH = 500
 
-    histogram: LogHistogram = field(default_factory=LogHistogram)
-    sum: float = 0.0
+
+class Durations:
+    """A histogram and the sum of what is in it, seconds.
+
+    Something is added for every token of every stream: it is only noted, and goes into its bucket with many others, or when somebody looks.
+    """
+
+    __slots__ = ("_histogram", "_noted", "_sum")
+
+    def __init__(self) -> None:
+        self._histogram = LogHistogram()
+        self._sum = 0.0
+        self._noted: list[float] = []
 
     def add(self, seconds: float, times: int = 1) -> None:
-        """Counts one duration, `times` times. The same bucket as `LogHistogram.add` finds, looked up: this runs for every token."""
-        counts = self.histogram.counts
-        index = bisect.bisect_left(_UPPER, seconds)
-        counts[index] = counts.get(index, 0) + times
-        self.sum += seconds * times
+        """Counts one duration, `times` times."""
+        noted = self._noted
+        noted.append(seconds)
+        if times > 1:
+            noted.extend([seconds] * (times - 1))
+        if len(noted) >= _BATCH:
+            self._count()
+
+    @property
+    def histogram(self) -> LogHistogram:
+        """How many in each bucket."""
+        self._count()
+        return self._histogram
+
+    @property
+    def sum(self) -> float:
+        """All together, seconds."""
+        self._count()
+        return self._sum
+
+    def _count(self) -> None:
+        """The same buckets as `LogHistogram.add` finds, looked up."""
+        counts = self._histogram.counts
+        for seconds, times in Counter(self._noted).items():
+            index = bisect.bisect_left(_UPPER, seconds)
+            counts[index] = counts.get(index, 0) + times
+        self._sum += sum(self._noted)
+        self._noted.clear()
 
 
 EDGES = (-60.0, -30.0, -10.0, -5.0, -2.0, -1.0, -0.5, -0.25, -0.1, -0.05, 0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -112,8 +145,11 @@ class Books:
 class Ticket:
     """One offered request's entry. A context: whatever way it is left, exactly one outcome is booked."""
 
+    __slots__ = ("_admitted", "_choices", "_gaps", "_last", "_ledger", "_queued", "_request", "_retry", "first", "outcome", "reason")
+
     def __init__(self, ledger: Ledger, request: Request, choices: int, retry: bool) -> None:
         self._ledger = ledger
+        self._gaps = ledger.itl if choices == 1 else None
         self._request = request
         self._choices = choices
         self._retry = retry
@@ -159,16 +195,14 @@ class Ticket:
 
     def content(self, now: float, records: int) -> None:
         """`records` pieces of content came together at `now`; the first call is the first token."""
-        if self._last is None:
+        last, self._last = self._last, now
+        if last is None:
             self.first = now
             self._ledger.ttft.add(now - self._request.arrival)
-            records -= 1
-        elif records and self._choices == 1:
-            self._ledger.itl.add(now - self._last)
-            records -= 1
-        self._last = now
-        if records > 0 and self._choices == 1:
-            self._ledger.itl.add(0.0, records)
+        elif records and self._gaps is not None:
+            self._gaps.add(now - last)
+        if records > 1 and self._gaps is not None:
+            self._gaps.add(0.0, records - 1)
 
     def finished(self, now: float, streamed: bool, prompt: int | None, output: int | None) -> None:
         """The answer is complete: judges it. Token counts are the runtime's; None: it did not say."""

@@ -4,14 +4,16 @@ another protocol passed over, clients that leave while more than one of their re
 from __future__ import annotations
 
 from asyncio import TimerHandle, Transport
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import httptools
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from headway_gateway.exchange import CONNECTION
+from headway_gateway import answers
+from headway_gateway.answers import Answer
+from headway_gateway.exchange import CONNECTION, Header
 
 HEAD_SECONDS = 30.0
 HEAD_BYTES = 64 * 1024
@@ -21,7 +23,6 @@ MOST_PIPELINED = 16
 MOST_UNANSWERED = 1000
 """Requests that may wait at all, since a single read can hold that many and more: a client that sends on is cut off."""
 
-_TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
@@ -36,6 +37,37 @@ class ClientConnection(HttpToolsProtocol):
     _current: RequestResponseCycle | None = None
     """The request that is answered, or was last; those behind it wait in `pipeline`, the newest first."""
     _lost: Callable[[], None] | None = None
+
+    # ------------------------------------------------------------ what an exchange asks for, see `exchange.Connection`
+
+    def body_at_once(self) -> bytes | None:
+        """See `exchange.Connection`."""
+        cycle = self._current
+        if cycle is None or cycle.more_body or cycle.disconnected:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        cycle.message_event.clear()
+        return body
+
+    def begin(self, status: int, headers: Sequence[Header], first: bytes) -> None:
+        """See `exchange.Connection`. What goes out is what the server would send, in one write instead of two."""
+        cycle = self._current
+        if cycle is None:
+            raise RuntimeError("no request is being answered")
+        cycle.response_started = True
+        cycle.waiting_for_100_continue = False
+        cycle.chunked_encoding = cycle.scope["http_version"] != "1.0"
+        head = [STATUS_LINE[status], *(b"%b: %b\r\n" % field for field in headers)]
+        if (b"connection", b"close") in headers:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            head.append(b"connection: close\r\n")
+        if cycle.chunked_encoding:
+            head.append(b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(first), first))
+        else:
+            head.append(b"\r\n%b" % first)
+        if not self.transport.is_closing():
+            self.transport.write(b"".join(head))
 
     def watch(self, lost: Callable[[], None] | None) -> None:
         """See `exchange.Connection`."""
@@ -88,13 +120,22 @@ class ClientConnection(HttpToolsProtocol):
         self._idle_bytes += len(data)
         try:
             self._feed(data)
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserError as error:
+            self._cut_off(answers.not_http(str(error)))
             return
         if self._idle_bytes > HEAD_BYTES and not self.transport.is_closing():
-            if self._current is None or self._current.response_complete:
-                self.transport.write(_TOO_LONG)
-            self.transport.close()
+            self._cut_off(answers.head_too_large(HEAD_BYTES))
+
+    def _cut_off(self, answer: Answer) -> None:
+        """Ends a connection that no request can be read from any more. Its client is told why, unless it would take that for the answer
+        to an earlier request."""
+        current = self._current
+        own_body = current is not None and current is self.cycle and current.more_body and not current.response_started
+        if current is None or current.response_complete or own_body:
+            body = answer.body()
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[answer.status] + head + body)
+        self.transport.close()
 
     def _feed(self, data: bytes) -> None:
         """The parser stops at a request that offers an upgrade, as if it had no body.
@@ -187,7 +228,8 @@ class _Unframed:
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """One request."""
-        cycle, unframed = self._cycle, False
+        # Without a start, the connection has begun the answer: a stream, which has no length.
+        cycle, unframed = self._cycle, True
 
         async def without_chunks(message: ASGISendEvent) -> None:
             nonlocal unframed

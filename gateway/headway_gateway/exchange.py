@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
@@ -30,6 +30,14 @@ CONNECTION = "headway.connection"
 """Key in the scope's extensions: the `Connection`, which ASGI itself does not show."""
 
 
+class Flow(Protocol):
+    """Whether a client takes what is written."""
+
+    @property
+    def write_paused(self) -> bool:
+        """It is behind: more waits to be taken than a connection should hold."""
+
+
 class Connection(Protocol):
     """What an exchange needs of its client's connection beside ASGI."""
 
@@ -37,14 +45,22 @@ class Connection(Protocol):
     def transport(self) -> asyncio.WriteTransport:
         """Where bytes go."""
 
+    @property
+    def flow(self) -> Flow:
+        """How far behind its client is."""
+
+    def body_at_once(self) -> bytes | None:
+        """The body of the request that is answered if all of it has come; None: it is to be received."""
+
+    def begin(self, status: int, headers: Sequence[Header], first: bytes) -> None:
+        """Sends the head of an answer without a length and the first piece of its body."""
+
     def watch(self, lost: Callable[[], None] | None) -> None:
         """Calls `lost` when the connection closes, at once if it is closed already; None: no longer."""
 
 
 _SANE_ID = re.compile(rb"^[A-Za-z0-9._:/+=@-]{1,128}$")
 _JSON = b"application/json"
-_AHEAD = 64 * 1024
-"""Bytes written and not yet taken by the client, beyond which it is behind: the server's own limit."""
 _LINGER_BYTES = 1 << 20
 _LINGER_SECONDS = 1.0
 _SLOWEST_UPLOAD = 1024.0
@@ -89,6 +105,8 @@ class Exchange:
         """Since when the client has taken nothing although something is there for it."""
         self._connection: Connection = scope["extensions"][CONNECTION]
         self._transport: asyncio.WriteTransport = self._connection.transport
+        self._flow = self._connection.flow
+        self._loop = asyncio.get_running_loop()
         self._chunked = scope["http_version"] != "1.0"
         self._receive = receive
         self._send = send
@@ -110,7 +128,17 @@ class Exchange:
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced[:20]) > limit:
             raise Refused(answers.too_large(limit))
-        loop = asyncio.get_running_loop()
+        body = self._connection.body_at_once()
+        if body is None:
+            body = await self._upload(limit, patience)
+        elif len(body) > limit:
+            raise Refused(answers.too_large(limit))
+        self.arrival = self._loop.time()
+        self._body_read = True
+        return body
+
+    async def _upload(self, limit: int, patience: float) -> bytes:
+        loop = self._loop
         begun = loop.time()
         parts: list[bytes] = []
         size = 0
@@ -129,9 +157,7 @@ class Exchange:
                 raise Refused(answers.too_large(limit))
             parts.append(part)
             if not message.get("more_body", False):
-                self.arrival = loop.time()
-                self._body_read = True
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+                return b"".join(parts)
 
     # ------------------------------------------------------------ being stopped
 
@@ -149,7 +175,7 @@ class Exchange:
         self._task = task
         # No task of its own waits for the client's going: a task for each request costs more than all else in here.
         self._connection.watch(lambda: self.stop(Cause.CLIENT_GONE))
-        timer = asyncio.get_running_loop().call_at(self.arrival + limit, self.stop, Cause.TIMEOUT)
+        timer = self._loop.call_at(self.arrival + limit, self.stop, Cause.TIMEOUT)
         try:
             yield
         except asyncio.CancelledError:
@@ -187,28 +213,36 @@ class Exchange:
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
         """Sends the status line; `x-request-id` is added, once."""
+        await self._send({"type": "http.response.start", "status": status, "headers": self._fields(headers)})
+
+    def begin(self, status: int, headers: Iterable[Header], first: bytes) -> bool:
+        """The same for a body without a length, together with its first piece, in this very step of the loop: see `write_now`."""
+        self._connection.begin(status, self._fields(headers), first)
+        return not self._flow.write_paused
+
+    def _fields(self, headers: Iterable[Header]) -> list[Header]:
         self.started = True
         fields = [*headers, (REQUEST_ID.encode(), self.request_id)]
         if self.closing:
             fields.append((b"connection", b"close"))
-        await self._send({"type": "http.response.start", "status": status, "headers": fields})
+        return fields
 
     async def write(self, data: bytes) -> None:
         """Sends a piece of the body; returns when the client is not too far behind."""
-        self.sending_since = asyncio.get_running_loop().time()
+        self.sending_since = self._loop.time()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self.sending_since = None
 
     def write_now(self, data: bytes) -> bool:
         """A piece of a body without a length, past the framework, in this very step of the loop; False when the client is behind.
 
-        Then `caught_up` must have returned before the next call. Frames as the server does for such a body: chunked, or in HTTP/1.0, which
-        does not know that, not at all.
+        Then `caught_up` must have returned before the next call.
         """
         transport = self._transport
         if not transport.is_closing():
+            # As the server does for a body without a length: chunked, or in HTTP/1.0, which does not know that, not at all.
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-        return transport.get_write_buffer_size() <= _AHEAD
+        return not self._flow.write_paused
 
     async def caught_up(self) -> None:
         """Returns when the client has taken enough of what was written."""
@@ -217,7 +251,7 @@ class Exchange:
     async def finish(self, data: bytes = b"") -> None:
         """Sends the last piece of the body."""
         self.finished = True
-        self.sending_since = asyncio.get_running_loop().time()
+        self.sending_since = self._loop.time()
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
         self.sending_since = None
 

@@ -53,17 +53,21 @@ class HttpConnection(asyncio.Protocol):
         self.idle_timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
         self._lost = lost
-        self._parser = httptools.HttpResponseParser(self)
         self._busy = False
         self._used_before = False
         self._heard = False
         self._failure: str | None = None
-        self._pieces: list[bytes] = []
         self._waiting = 0
+        """Bytes read since the body was last taken."""
         self._paused = False
+        self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Callable[[bytes], bool] | None = None
         self._behind = False
+        self._pieces: list[bytes] = []
+        # What the parser calls with each piece of a body: the list's own method, for this is every chunk of every stream.
+        self.on_body = self._pieces.append
+        self._parser = httptools.HttpResponseParser(self)
 
     # ------------------------------------------------------------ a request and its answer
 
@@ -94,8 +98,8 @@ class HttpConnection(asyncio.Protocol):
             await self._wait()
         return self._take()
 
-    async def pump(self, sink: Callable[[bytes], bool], caught_up: Callable[[], Awaitable[None]]) -> None:
-        """Gives every further piece of the body to `sink` as it arrives, until the end.
+    async def pump(self, sink: Callable[[bytes], bool], caught_up: Callable[[], Awaitable[None]]) -> bytes:
+        """Gives what arrives of the body to `sink`, in the loop step in which it arrives; what came with the end is returned instead.
 
         When `sink` returns False it is behind: reading pauses until `caught_up` has returned.
 
@@ -104,17 +108,20 @@ class HttpConnection(asyncio.Protocol):
         """
         self._sink = sink
         try:
-            self._deliver()
-            while not self.complete or self._behind:
+            while True:
+                if self._pieces and not self.complete:
+                    self._behind = not sink(self._take())
                 if self._behind:
                     await caught_up()
                     self._behind = False
-                    self._deliver()
+                elif self.complete:
+                    return self._take()
                 else:
                     self._check()
                     await self._wait()
         finally:
             self._sink = None
+            self._behind = False
 
     def done(self) -> bool:
         """Ends the use of the connection; True when it can take another request. Else it is closed, which tells the replica to stop."""
@@ -147,7 +154,15 @@ class HttpConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._failure = f"what it answers is not HTTP: {error}"
             self.close()
-        self._deliver()
+        pieces = self._pieces
+        if self._sink is not None and pieces and not self._behind and not self.complete:
+            self._behind = not self._sink(pieces.pop() if len(pieces) == 1 else self._take())
+            if not self._behind and self._failure is None:
+                return
+        self._waiting += len(data)
+        if self._waiting > _BUFFER:
+            self._hold_back()
+        self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
         """It is closed: the proper end of an answer without a length, a failure of any other."""
@@ -156,7 +171,7 @@ class HttpConnection(asyncio.Protocol):
         if self._failure is None:
             self._failure = f"it closed the connection ({error})" if error else "it closed the connection"
         self._lost(self)
-        self._deliver()
+        self._wake()
 
     # ------------------------------------------------------------ what the parser says
 
@@ -174,11 +189,6 @@ class HttpConnection(asyncio.Protocol):
         if status >= 200:
             self.status = status
 
-    def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
-        self._pieces.append(body)
-        self._waiting += len(body)
-
     def on_message_complete(self) -> None:
         """The answer is complete."""
         if self.status:
@@ -187,14 +197,7 @@ class HttpConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------ inside
 
-    def _deliver(self) -> None:
-        if self._sink is not None and not self._behind:
-            if self._pieces:
-                self._behind = not self._sink(self._take())
-            if not (self._behind or self.complete or self._failure):
-                return
-        if self._waiting > _BUFFER:
-            self._hold_back()
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -204,19 +207,22 @@ class HttpConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _take(self) -> bytes:
-        pieces, self._pieces, self._waiting = self._pieces, [], 0
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._waiting = 0
         if self._paused:
             self._paused = False
             if not self._transport.is_closing():
                 self._transport.resume_reading()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return data
 
     def _check(self) -> None:
         if self._failure is not None:
             raise UpstreamError(Failure.RESET, self._failure)
 
     async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._loop.create_future()
         try:
             await self._waiter
         finally:

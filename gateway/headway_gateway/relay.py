@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from headway_core.contract import LOAD, PROMPT_TOKENS, ShedReason
 
 from headway_gateway.books import Ticket
-from headway_gateway.exchange import Exchange, Header
+from headway_gateway.exchange import Exchange
 from headway_gateway.http_connection import Failure, UpstreamError
-from headway_gateway.sse import RecordStream, content_records, data_records
+from headway_gateway.passage import Passage
 from headway_gateway.upstream import Place, Response, Upstream
-
-KEEP_ALIVE = b": waiting for the first token\n"
-"""A comment line without an empty line after it: it ends no record, so no client sees an empty one."""
 
 _DEAD = {502: Failure.RESET, 503: Failure.REFUSED, 504: Failure.RESET}
 """Statuses of a replica that cannot serve at all, as opposed to one that failed at this request."""
@@ -88,67 +85,17 @@ class Relay:
 
     async def _stream(self, response: Response, attempt: Attempt) -> None:
         exchange, ticket = attempt.exchange, attempt.ticket
-        loop = asyncio.get_running_loop()
-        records = RecordStream()
-        headers = response.passed_on()
-        last = await self._until_content(response, records, headers, attempt)
-
-        def sink(data: bytes) -> bool:
-            nonlocal last
-            passed = records.feed(data)
-            if not passed:
-                return True
-            ticket.content(loop.time(), data_records(passed))
-            last = passed
-            return exchange.write_now(passed)
-
-        await response.pump(sink, exchange.caught_up)
-        rest = records.rest()
-        if not exchange.started:
-            await exchange.start(response.status, headers)
-        await exchange.finish(rest)
-        if _is_error(last):
+        passage = Passage(exchange, ticket, response.status, response.passed_on(), attempt.first_token, self.hold)
+        try:
+            rest = await response.pump(passage.piece, exchange.caught_up)
+            await passage.finish(rest)
+        finally:
+            passage.close()
+        if passage.broken:
             ticket.outcome = "upstream_error"
         else:
-            usage = records.usage or {}
-            ticket.finished(loop.time(), True, usage.get("prompt"), usage.get("completion"))
-
-    async def _until_content(self, response: Response, records: RecordStream, headers: list[Header], attempt: Attempt) -> bytes:
-        """Holds everything back until the first content, or until the hold is spent: then what there is goes out, and keep-alives after it.
-
-        Returns the last bytes that went out.
-        """
-        exchange, loop = attempt.exchange, asyncio.get_running_loop()
-        held: list[bytes] = []
-        due = exchange.arrival + self.hold
-        while True:
-            try:
-                async with asyncio.timeout_at(due):
-                    data = await response.read()
-            except TimeoutError:
-                if not exchange.started:
-                    await exchange.start(response.status, headers)
-                await exchange.write(b"".join(held) or KEEP_ALIVE)
-                held.clear()
-                due = loop.time() + self.hold
-                continue
-            passed = records.feed(data) if data else b""
-            held.append(passed)
-            found = content_records(passed) if passed else 0
-            if data and not found and not exchange.started:
-                continue
-            if found:
-                attempt.ticket.content(loop.time(), found)
-                attempt.first_token()
-            if not exchange.started:
-                await exchange.start(response.status, headers)
-            out = b"".join(held)
-            held.clear()
-            if out:
-                await exchange.write(out)
-            if found or not data:
-                return out
-            due = loop.time() + self.hold
+            usage = passage.usage or {}
+            ticket.finished(asyncio.get_running_loop().time(), True, usage.get("prompt"), usage.get("completion"))
 
 
 def _count(text: str | None) -> int | None:
@@ -164,9 +111,3 @@ def _usage(body: bytes) -> tuple[int | None, int | None]:
     counts = [usage.get(name) if isinstance(usage, dict) else None for name in ("prompt_tokens", "completion_tokens")]
     prompt, output = (count if type(count) is int and count >= 0 else None for count in counts)
     return prompt, output
-
-
-def _is_error(records: bytes) -> bool:
-    """Whether the last record of a stream is an error: the replica gave the request up after it had begun."""
-    lines = [line for line in records.split(b"\n") if line.startswith(b"data:") and line != b"data: [DONE]"]
-    return bool(lines) and b'"error"' in lines[-1] and b'"choices"' not in lines[-1]

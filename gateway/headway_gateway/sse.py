@@ -13,19 +13,34 @@ from headway_core.contract import USAGE_COMMENT
 
 _MARK = USAGE_COMMENT.encode()
 _END = re.compile(rb"\r?\n\r?\n")
+_NEWLINE = ord("\n")
 _LONGEST_TAIL = 1 << 20
 """A record longer than this is no record of ours: it passes as it comes."""
 
 
 class RecordStream:
-    """Feed it reads; it gives back the bytes to relay. `usage` holds the runtime's counts once they came by."""
+    """Feed it reads; it gives back the bytes to relay."""
+
+    __slots__ = ("_tail", "events", "usage")
 
     def __init__(self) -> None:
         self.usage: dict[str, int] | None = None
+        """The runtime's counts once they came by."""
+        self.events = 0
+        """How many of the records that the last call gave back have data, the end mark not counted."""
         self._tail = b""
 
     def feed(self, data: bytes) -> bytes:
         """The whole records in what has arrived; an unfinished one is kept for the next call."""
+        if not self._tail and data.find(b"\n") == len(data) - 2 and data[-1] == _NEWLINE and data.startswith(b"data: {"):
+            # One event in a single line, as the tokens of an engine come one by one: there is nothing to find in it.
+            self.events = 1
+            return data
+        passed = self._whole(data)
+        self.events = passed.count(b"data:{") + passed.count(b"data: {")
+        return passed
+
+    def _whole(self, data: bytes) -> bytes:
         if self._tail:
             data = self._tail + data
             self._tail = b""
@@ -97,8 +112,3 @@ def _choice_has_content(choice: object) -> bool:
         return True
     delta = choice.get("delta")
     return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
-
-
-def data_records(data: bytes) -> int:
-    """How many records with data these whole records are, the end mark not counted. Cheap: run for every read of every stream."""
-    return data.count(b"data:{") + data.count(b"data: {")

@@ -49,6 +49,7 @@ class Response:
     def __init__(self, connection: HttpConnection, done: Callable[[], None]) -> None:
         self._connection = connection
         self._done = done
+        self._first = {name: value.decode("latin-1") for name, value in reversed(connection.headers)}
         self.status = connection.status
 
     @property
@@ -58,9 +59,8 @@ class Response:
         return kind.partition(";")[0].strip().lower() == "text/event-stream" and self.header("content-encoding") is None
 
     def header(self, name: str) -> str | None:
-        """One header of the answer, by its lower-case name; None when absent."""
-        wanted = name.encode()
-        return next((value.decode("latin-1") for known, value in self._connection.headers if known == wanted), None)
+        """One header of the answer, by its lower-case name, the first of several; None when absent."""
+        return self._first.get(name.encode())
 
     def passed_on(self) -> list[Header]:
         """The headers that a client may see, as they came."""
@@ -79,9 +79,9 @@ class Response:
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def pump(self, sink: Callable[[bytes], bool], caught_up: Callable[[], Awaitable[None]]) -> None:
-        """The rest of the body, each piece to `sink` as it arrives: see `HttpConnection.pump`."""
-        await self._connection.pump(sink, caught_up)
+    async def pump(self, sink: Callable[[bytes], bool], caught_up: Callable[[], Awaitable[None]]) -> bytes:
+        """The body, each piece to `sink` as it arrives, the last returned: see `HttpConnection.pump`."""
+        return await self._connection.pump(sink, caught_up)
 
     async def __aenter__(self) -> Response:
         return self

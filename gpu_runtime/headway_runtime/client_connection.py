@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import httptools
 from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from headway_runtime.api import errors
+from headway_runtime.api.errors import ApiError
 
 HEAD_BYTES = 64 * 1024
 """Of a head, of the trailers of a body, of an extension of a chunk: of whatever the parser keeps or skips until it makes sense."""
@@ -41,11 +44,22 @@ class ClientConnection(HttpToolsProtocol):
         self._idle_bytes += len(data)
         try:
             self._feed(data)
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserError as error:
+            self._cut_off(errors.not_http(str(error)))
             return
         if self._idle_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self.transport.close()
+            self._cut_off(errors.head_too_large(HEAD_BYTES))
+
+    def _cut_off(self, error: ApiError) -> None:
+        """Ends a connection that no request can be read from any more. Its client is told why, unless it would take that for the answer
+        to an earlier request."""
+        current = self._current
+        own_body = current is not None and current is self.cycle and current.more_body and not current.response_started
+        if current is None or current.response_complete or own_body:
+            body = error.body()
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[error.status] + head + body)
+        self.transport.close()
 
     def _feed(self, data: bytes) -> None:
         """An offer of another protocol may be passed over: then what follows the head is read for what it is.

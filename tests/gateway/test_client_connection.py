@@ -11,6 +11,19 @@ CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunk
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+NO_HEAD = {
+    "no HTTP": b"GARBAGE\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "version": b"GET /health HTTP/9.9\r\n\r\n",
+    "header": POST + b"no colon here\r\n\r\n",
+    "negative length": POST + b"content-length: -3\r\n\r\n",
+    "two lengths": POST + b"content-length: 3\r\ncontent-length: 4\r\n\r\nabc",
+    "length and chunks": POST + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+}
+NO_BODY = {"chunk size": POST + b"transfer-encoding: chunked\r\n\r\nzz\r\nabc\r\n"}
+
+
 async def again_and_again(client, piece, times, pause=0.0):
     for _ in range(times):
         client.writer.write(piece)
@@ -85,4 +98,46 @@ async def test_a_client_that_takes_none_of_its_answers_is_reset(house, stub_runt
             client.writer.write(question)
         await until(lambda: len(gateway.gateway.connections) == 1)
         await until(lambda: not gateway.gateway.connections, "it is still connected", 30.0)
+    assert (await gateway.ask()).status == 200
+
+
+@pytest.mark.parametrize("raw", [*NO_HEAD.values(), *NO_BODY.values()], ids=[*NO_HEAD, *NO_BODY])
+async def test_what_is_no_http_is_refused_like_everything_else(house, stub_runtime, raw):
+    stub = stub_runtime()
+    gateway = await house(stub)
+    async with gateway.client() as neighbour, gateway.client() as client:
+        neighbour.send({"model": "m", "prompt": "x", "stream": True, "stub": {"tokens": 20, "gap": 0.02}})
+        await neighbour.head()
+        client.writer.write(raw)
+        reply = await client.reply()
+        assert reply.status == 400 and reply.header("content-type") == "application/json" and reply.header("connection") == "close"
+        error = reply.json()["error"]
+        assert error["type"] == "invalid_request_error" and error["code"] == "invalid_http_request" and "plain HTTP" in error["message"]
+        assert await asyncio.wait_for(client.reader.read(), 30) == b""
+        assert (await neighbour.chunks()).endswith(b"data: [DONE]\n\n")
+    await gateway.settled()
+    assert len(stub.requests) == 1
+    unplaced = gateway.gateway.pools.unplaced
+    # Without a head there was no request; with one, it ended by its client's doing, once.
+    assert unplaced.offered == sum(unplaced.outcomes.values()) == unplaced.outcomes["client_closed"] == (raw in NO_BODY.values())
+
+
+async def test_what_is_no_http_behind_a_request_is_not_taken_for_its_answer(house, stub_runtime):
+    gateway = await house(stub_runtime())
+    async with gateway.client() as client:
+        client.send({"model": "m", "prompt": "x", "stream": True, "stub": {"first": 5.0}})
+        client.writer.write(NO_HEAD["no HTTP"])
+        assert await asyncio.wait_for(client.reader.read(), 30) == b""
+    await gateway.settled()
+    assert gateway.ledger().outcomes["client_closed"] == 1
+
+
+async def test_headers_without_end_are_refused_with_a_reason(house, stub_runtime):
+    gateway = await house(stub_runtime())
+    async with gateway.client() as client:
+        client.writer.write(POST + b"x-long: ")
+        # In pieces, each read before the next comes: closing on unread bytes would reset the connection.
+        await again_and_again(client, b"a" * 30_000, 4, pause=0.1)
+        reply = await client.reply()
+    assert reply.status == 431 and reply.header("connection") == "close" and reply.json()["error"]["code"] == "headers_too_large"
     assert (await gateway.ask()).status == 200

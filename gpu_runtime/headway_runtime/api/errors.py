@@ -47,6 +47,22 @@ def bad_request(error: RequestError) -> ApiError:
     return ApiError(400, str(error), param=error.field or None, code=error.code)
 
 
+def not_http(reason: str) -> ApiError:
+    """400 for bytes that make no HTTP request; what follows them cannot be told apart from it."""
+    return ApiError(
+        400,
+        f"this is not a valid HTTP request ({reason}): see that the client speaks plain HTTP to this port, and that nothing on the way "
+        "changes what it sends",
+        code="invalid_http_request",
+        close=True,
+    )
+
+
+def head_too_large(limit: int) -> ApiError:
+    """431 for a head, or trailers, without end."""
+    return ApiError(431, f"the headers exceed the limit of {limit} bytes: send fewer or shorter ones", code="headers_too_large", close=True)
+
+
 def unknown_model(model: str, served: str) -> ApiError:
     """404: the client asks for another model than the one served."""
     return ApiError(404, f"the model {model[:200]!r} is not served here; this server has {served!r}", param="model", code="model_not_found")
