@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from pathlib import Path
 import psutil
 
 MODEL = "m"
+OTHER_FILES = 100
+"""Files that a relay opens beside the two sockets of each stream: at most so many."""
 TRAFFIC = Path(__file__).with_name("gateway_traffic.py")
 
 
@@ -170,25 +173,30 @@ def _until_listening(port: int) -> None:
 
 
 def held(seconds: float) -> None:
-    """Streams held at once: one chunk per second each, spread over the second, until the median latency doubles."""
-    print("one chunk per second and stream, spread over the second\n")
-    print("| streams | relay | chunks/s | p50 / p99 ms | CPU of one core | memory MiB |")
-    print("|---|---|---|---|---|---|")
+    """Streams held at once: one chunk per second each, spread over the second, as many as the limit of open files permits up to 10,000."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(10_000, (files - OTHER_FILES) // 2)
+    print(f"one chunk per second and stream, spread over the second; a process may open {files} files, so a relay holds {most} streams\n")
+    print("| streams | relay | chunks/s | p50 / p99 ms | p50 over bare | CPU of one core | memory MiB |")
+    print("|---|---|---|---|---|---|---|")
     with process(*part("upstream", 100_000, 1.0, 1)) as (_, ports):
-        for count in (100, 1_000, 2_500, 5_000, 9_900):
-            for arm in ("bare", "gateway"):
-                made = process(*part("bare", ports[0])) if arm == "bare" else gateway(ports)
-                with made as (running, port):
-                    result = measured(running, "streams", port if isinstance(port, int) else port[0], count, seconds)
-                rate = result["chunks"] / result["seconds"]
-                share = result["cpu"] / result["seconds"]
-                broken = f" ({result['broken']} broken)" if result["broken"] else ""
-                print(
-                    f"| {count}{broken} | {arm} | {rate:.0f} | {result.get('p50', 0):.2f} / {result.get('p99', 0):.2f} | {share:.0%} "
-                    f"| {result['rss']:.0f} |",
-                    flush=True,
-                )
-                time.sleep(1.0)
+        for count in (*(step for step in (100, 1_000, 2_500, 5_000) if step < most), most):
+            with process(*part("bare", ports[0])) as (running, (port,)):
+                direct = measured(running, "streams", port, count, seconds)
+            _held_row(count, "bare", direct, direct)
+            with gateway(ports) as (running, port):
+                _held_row(count, "gateway", measured(running, "streams", port, count, seconds), direct)
+
+
+def _held_row(count: int, relay: str, result: dict[str, float], bare: dict[str, float]) -> None:
+    broken = f" ({result['broken']} broken)" if result["broken"] else ""
+    over = "" if result is bare else f"{result['p50'] / bare['p50']:.2f}"
+    print(
+        f"| {count}{broken} | {relay} | {result['chunks'] / result['seconds']:.0f} | {result['p50']:.2f} / {result['p99']:.2f} | {over} "
+        f"| {result['cpu'] / result['seconds']:.0%} | {result['rss']:.0f} |",
+        flush=True,
+    )
+    time.sleep(1.0)
 
 
 def main() -> None:

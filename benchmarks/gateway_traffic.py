@@ -8,7 +8,6 @@ Servers print their ports; loads print "measuring" when they begin to, and one l
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import resource
@@ -309,7 +308,7 @@ PARTS = {
 }
 
 if __name__ == "__main__":
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (65_536, 65_536))
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(PARTS[sys.argv[1]](*sys.argv[2:]))

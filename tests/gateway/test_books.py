@@ -144,6 +144,20 @@ def test_durations_land_in_the_core_s_buckets():
         assert durations.histogram.counts == {bucket(value): 1}, value
 
 
+def test_durations_are_all_counted_whenever_somebody_looks():
+    rng = random.Random(4)
+    durations, alone = Durations(), LogHistogram()
+    values = [rng.choice([0.0, 0.02, 0.021, rng.uniform(0, 3)]) for _ in range(3_000)]
+    for count, value in enumerate(values, start=1):
+        durations.add(value)
+        alone.add(value)
+        if count % 700 == 1:
+            assert durations.histogram == alone and durations.sum == pytest.approx(sum(values[:count]))
+    durations.add(0.5, 2_000)
+    alone.add(0.5, 2_000)
+    assert durations.histogram == alone and durations.sum == pytest.approx(sum(values) + 1_000)
+
+
 async def test_the_wait_in_the_queue_is_part_of_time_to_first_token(house, stub_runtime, until):
     stub = stub_runtime(slots=1, completion_rate=1.0)
     gateway = await house(stub, rule="open")
