@@ -18,6 +18,7 @@ from headway_core.contract import REQUEST_ID
 
 from headway_gateway import answers
 from headway_gateway.answers import Answer, Refused
+from headway_gateway.body_room import BodyPlace
 from headway_gateway.http_connection import Failure
 
 Scope = MutableMapping[str, Any]
@@ -118,11 +119,12 @@ class Exchange:
 
     # ------------------------------------------------------------ the request
 
-    async def read_body(self, limit: int, patience: float) -> bytes:
+    async def read_body(self, limit: int, patience: float, place: BodyPlace) -> bytes:
         """The whole body; sets `arrival`. No time is lost on a body that announces itself too large.
 
         Raises:
-            Refused: 413 beyond `limit` bytes actually read, 408 when `patience` seconds pass without progress or the upload crawls.
+            Refused: 413 beyond `limit` bytes actually read, 408 when `patience` seconds pass without progress or the upload crawls,
+                429 when `place` cannot grow as the body does.
             Stopped: the connection closed first.
         """
         announced = self.headers.get(b"content-length", b"")
@@ -130,14 +132,16 @@ class Exchange:
             raise Refused(answers.too_large(limit))
         body = self._connection.body_at_once()
         if body is None:
-            body = await self._upload(limit, patience)
+            body = await self._upload(limit, patience, place)
         elif len(body) > limit:
             raise Refused(answers.too_large(limit))
+        else:
+            place.grow(len(body))
         self.arrival = self._loop.time()
         self._body_read = True
         return body
 
-    async def _upload(self, limit: int, patience: float) -> bytes:
+    async def _upload(self, limit: int, patience: float, place: BodyPlace) -> bytes:
         loop = self._loop
         begun = loop.time()
         parts: list[bytes] = []
@@ -155,6 +159,7 @@ class Exchange:
             size += len(part)
             if size > limit:
                 raise Refused(answers.too_large(limit))
+            place.grow(size)
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)

@@ -16,6 +16,7 @@ from headway_core.json_document import LARGE_BYTES
 from headway_gateway import answers, api
 from headway_gateway.answers import Answer, Refused
 from headway_gateway.api import Asked
+from headway_gateway.body_room import BodyPlace, BodyRoom
 from headway_gateway.books import Ticket
 from headway_gateway.dispatcher import Turn
 from headway_gateway.exchange import Cause, Exchange, Receive, Scope, Send, Stopped
@@ -41,6 +42,7 @@ class Pipeline:
         self.idle = asyncio.Event()
         """Set while there is none."""
         self.idle.set()
+        self.body_room = BodyRoom(settings.max_queue_bytes)
         self._settings = settings
         self._pools = pools
         self._keys = keys
@@ -59,7 +61,9 @@ class Pipeline:
         settings, pools = self._settings, self._pools
         try:
             caller = self.authenticate(exchange)
-            asked = await self._read(exchange, endpoint, await exchange.read_body(settings.max_body_bytes, settings.body_timeout))
+            with BodyPlace(self.body_room) as place:
+                body = await exchange.read_body(settings.max_body_bytes, settings.body_timeout, place)
+                asked = await self._read(exchange, endpoint, body)
             pool = pools.serving(asked.model)
             slo = pool.classify(asked, caller, self._class_header(exchange))
         except (Refused, RequestError, Stopped) as error:

@@ -60,6 +60,7 @@ class Settings:
     max_queue_requests: int = 1000
     """Per pool; what waits beyond it is shed with `queue_full`."""
     max_queue_bytes: int = 256 * 1024 * 1024
+    """Bodies that wait in the queue of a pool; and as much again, of all pools, for large ones that are on their way in."""
     max_body_bytes: int = MAX_BODY_BYTES
     body_timeout: float = 30.0
     """Longest silence within an upload, and the time that any upload has before it must reach 1 KiB/s in all."""
@@ -216,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
 
 _HELP = {
     "max-queue-requests": "requests of one pool that may wait here",
-    "max-queue-bytes": "bytes of request bodies of one pool that may wait here",
+    "max-queue-bytes": "bytes of request bodies of one pool that may wait here, and of large ones that are still on their way in",
     "max-body-bytes": "largest request body; more is answered 413",
     "max-queue-time": "longest wait of a class whose policy names no maxQueueTime",
     "body-timeout": "longest silence within an upload; then 408",

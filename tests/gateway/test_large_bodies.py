@@ -8,6 +8,7 @@ from headway_gateway import api
 LIMIT = 1_000_000
 HEAD = b'{"model":"m","prompt":"x","max_tokens":1,"unused":['
 DENSE = HEAD + b",".join([b"1.5"] * ((LIMIT - len(HEAD) - 2) // 4)) + b"]}"
+LONG = HEAD[:-1] + b'"' + b"x" * (LIMIT - len(HEAD) - 2) + b'"}'
 
 
 async def leavers(gateway, count):
@@ -55,3 +56,26 @@ async def test_a_body_that_is_read_for_too_long_is_timed_out(house, stub_runtime
     assert reply.status == 504 and reply.json()["error"]["code"] == "request_timeout"
     assert gateway.gateway.pools.unplaced.outcomes["timeout"] == 1
     await gateway.settled()
+
+
+async def test_large_bodies_on_their_way_in_share_a_room_that_usual_ones_do_not_need(house, stub_runtime, until):
+    gateway = await house(stub_runtime(), max_body_bytes=LIMIT, max_queue_bytes=LIMIT * 3 // 2, rule="open")
+    room = gateway.gateway.pipeline.body_room
+    async with gateway.client() as slow, gateway.client() as leaver:
+        slow.send(LONG[:-1000], length=len(LONG))
+        leaver.send(LONG[: LIMIT // 3], length=len(LONG))
+        await until(lambda: room.taken > LIMIT)
+        refused = await gateway.ask(LONG)
+        assert refused.status == 429 and refused.json()["error"]["code"] == "queue_full"
+        assert int(refused.header("retry-after")) > 0
+        assert room.taken <= room.limit
+        assert (await gateway.ask()).status == 200, "a body of usual size waited for large ones"
+        leaver.close(reset=True)
+        await until(lambda: room.taken < LIMIT)
+        slow.writer.write(LONG[-1000:])
+        assert (await slow.reply()).status == 200
+    assert (await gateway.ask(LONG)).status == 200, "the room was not given back"
+    await gateway.settled()
+    assert room.taken == 0
+    outcomes = gateway.gateway.pools.unplaced.outcomes
+    assert (outcomes["shed"], outcomes["client_closed"]) == (1, 1)
