@@ -1,8 +1,8 @@
 """Overload again and again on real engines, whose iterations last as long as they are told to: the door keeps its promise at full capacity.
 
 Ten cycles of 10 s at twice the capacity and 10 s at half of it. Three conditions together, since admitting nobody would keep the first, and
-the open door, which must fail, since otherwise it was no overload. Of the retries that land after a step down nine in ten are to succeed, as
-they do under a virtual clock; here, where a busy machine makes iterations longer than they were told to be, eight in ten are asked.
+the open door, which must fail, since otherwise it was no overload. Of the retries that land after a step down nine in ten are to succeed,
+as they do under a virtual clock; here, where a busy machine makes iterations longer than they were told to be, eight in ten are asked.
 """
 
 import asyncio
