@@ -38,6 +38,8 @@ class Asked:
     """What is to be read: all prompt text in UTF-8, or the token ids as 8-byte integers."""
     token_ids: int | None
     """Exact prompt length when it came as token ids; None when it is text."""
+    longest_prompt: int
+    """Tokens that the longest prompt has at least: exact for token ids, 1 for text."""
     max_tokens: int | None
     service_tier: str | None
     body: bytes
@@ -50,7 +52,7 @@ def parse(endpoint: Endpoint, body: bytes) -> Asked:
         RequestError: it is not a JSON object in UTF-8, or a member that the gateway needs breaks a rule; `field` names it.
     """
     document = parse_object(body)
-    prompts, text, token_ids = (_prompt if endpoint is Endpoint.COMPLETIONS else _messages)(document)
+    prompts, text, token_ids, longest = (_prompt if endpoint is Endpoint.COMPLETIONS else _messages)(document)
     stream = document.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise _refusal("stream", "true or false", stream)
@@ -67,6 +69,7 @@ def parse(endpoint: Endpoint, body: bytes) -> Asked:
         choices=_choices(document, prompts),
         text=text,
         token_ids=token_ids,
+        longest_prompt=longest,
         max_tokens=_max_tokens(document, endpoint),
         service_tier=tier,
         body=body,
@@ -94,23 +97,24 @@ def _choices(document: dict[str, Any], prompts: int) -> int:
     return prompts * n
 
 
-def _prompt(document: dict[str, Any]) -> tuple[int, bytes, int | None]:
+def _prompt(document: dict[str, Any]) -> tuple[int, bytes, int | None, int]:
     prompt = document.get("prompt")
     if isinstance(prompt, str):
-        return 1, _utf8(prompt, "prompt"), None
+        return 1, _utf8(prompt, "prompt"), None, 1
     rule = "a string, a list of strings, a list of token ids, or a list of such lists"
     if not isinstance(prompt, list) or not prompt:
         raise _refusal("prompt", rule, prompt)
     if all(type(token) is int for token in prompt):
-        return 1, _ids(prompt), len(prompt)
+        return 1, _ids(prompt), len(prompt), len(prompt)
     if all(isinstance(text, str) for text in prompt):
-        return len(prompt), b"\n".join(_utf8(text, "prompt") for text in prompt), None
+        return len(prompt), b"\n".join(_utf8(text, "prompt") for text in prompt), None, 1
     if all(isinstance(ids, list) and ids and all(type(token) is int for token in ids) for ids in prompt):
-        return len(prompt), b"".join(_ids(ids) for ids in prompt), sum(len(ids) for ids in prompt)
+        lengths = [len(ids) for ids in prompt]
+        return len(prompt), b"".join(_ids(ids) for ids in prompt), sum(lengths), max(lengths)
     raise _refusal("prompt", rule, prompt)
 
 
-def _messages(document: dict[str, Any]) -> tuple[int, bytes, int | None]:
+def _messages(document: dict[str, Any]) -> tuple[int, bytes, int | None, int]:
     messages = document.get("messages")
     if not isinstance(messages, list) or not messages:
         raise _refusal("messages", "a list of at least one message", messages)
@@ -120,7 +124,7 @@ def _messages(document: dict[str, Any]) -> tuple[int, bytes, int | None]:
             raise _refusal(f"messages[{index}]", "an object with role and content", message)
         parts.append(str(message.get("role", "")).encode("utf-8", "replace"))
         parts.extend(_utf8(text, f"messages[{index}].content") for text in _content(message.get("content"), index))
-    return 1, b"\n".join(parts), None
+    return 1, b"\n".join(parts), None, 1
 
 
 def _content(content: object, index: int) -> Iterator[str]:

@@ -65,6 +65,7 @@ class Pipeline:
                 body = await exchange.read_body(settings.max_body_bytes, settings.body_timeout, place)
                 asked = await self._read(exchange, endpoint, body)
             pool = pools.serving(asked.model)
+            pool.check_length(asked)
             slo = pool.classify(asked, caller, self._class_header(exchange))
         except (Refused, RequestError, Stopped) as error:
             raise self._unplaced(error) from error

@@ -21,6 +21,7 @@ from headway_core.admission import (
 from headway_core.admission.prefixes import CHUNK_BYTES
 from headway_core.admission.retry_after import SHORTEST
 from headway_core.contract import CLASS, DISPATCH, PRIORITY, TENANT, WANT_USAGE, Policy, ReplicaState, ShedReason, tenant_salt
+from headway_core.errors import RequestError
 from headway_core.slo import PriorityClass
 
 from headway_gateway import answers
@@ -117,6 +118,20 @@ class ServedPool:
         if not allowed:
             raise Refused(answers.class_forbidden(self.policy.default_class))
         return next((known for known in allowed if known.name == self.policy.default_class), allowed[0])
+
+    def check_length(self, asked: Asked) -> None:
+        """Refused here, since the door would else tell a prompt that no replica can hold to come back later.
+
+        Raises:
+            RequestError: a prompt of token ids is longer than any replica's context, which has room for a token of the answer too.
+        """
+        longest = self.door.fleet.longest()
+        if longest is not None and asked.longest_prompt >= longest:
+            raise RequestError(
+                f"has {asked.longest_prompt} tokens and at most {longest} are served, one of them for the answer: shorten it",
+                "prompt",
+                "context_length_exceeded",
+            )
 
     def request(self, number: int, asked: Asked, slo: PriorityClass, caller: Caller, arrival: float) -> Request:
         """The request as the door sees it. With a prompt in text its length is an estimate."""

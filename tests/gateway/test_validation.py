@@ -200,3 +200,19 @@ async def test_an_error_does_not_repeat_the_prompt(house, stub_runtime, value):
     gateway = await house(stub_runtime())
     reply = await gateway.ask(json.dumps({"model": "m", "prompt": "x", "stream": value}).encode())
     assert reply.status == 400 and b"secret" not in reply.body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_no_replica_can_hold_is_not_told_to_come_back(house, stub_runtime, stream):
+    """The stubs are so slow that the door sheds whatever is long; only what fits some time may be told so."""
+    stub = stub_runtime(prefill_rate=1.0)
+    gateway = await house(stub)
+    longest = stub.report().capacity.max_model_len
+    too_long = [[5] * longest, [[5], [5] * longest]]
+    for prompt in too_long:
+        reply = await gateway.ask(stream=stream, prompt=prompt)
+        error = reply.json()["error"]
+        assert (reply.status, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
+    assert (await gateway.ask(stream=stream, prompt=[5] * (longest - 1), max_tokens=1)).status == 429
+    assert gateway.gateway.pools.unplaced.outcomes["client_error"] == len(too_long)
+    await gateway.settled()

@@ -106,6 +106,10 @@ class Fleet:
         known = self._replicas.get(replica)
         return now - known.received if known else None
 
+    def longest(self) -> int | None:
+        """Tokens that a prompt and its answer may have together where most fit; None while nobody has said so."""
+        return max((known.report.capacity.max_model_len for known in self._replicas.values()), default=0) or None
+
     def in_flight(self, replica: str) -> int:
         """Requests that this gateway has open there."""
         known = self._replicas.get(replica)
