@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import yaml
 from headway_core.errors import SpecError
@@ -12,6 +11,9 @@ from headway_core.slo import ServingSLO
 
 DEFAULT = Path(__file__).with_name("default-slo.yaml")
 """What `headway up` promises when no --slo is given."""
+
+_MOST_NODES = 10_000
+"""Lists, objects and values. Without a bound a few lines of aliases to aliases make billions, and `headway up` stands still meanwhile."""
 
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
@@ -72,16 +74,21 @@ def _line(root: yaml.Node, field: str) -> int:
     return int(line) + 1
 
 
-def _refuse_repeated_keys(node: Any, path: Path) -> None:
-    children: list[yaml.Node] = []
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if isinstance(key.value, str) and key.value in seen:
-                raise SloFileError(f"{path}:{key.start_mark.line + 1}", "is given twice", key.value)
-            seen.add(str(key.value))
-            children.append(value)
-    elif isinstance(node, yaml.SequenceNode):
-        children = node.value
-    for child in children:
-        _refuse_repeated_keys(child, path)
+def _refuse_repeated_keys(root: yaml.Node, path: Path) -> None:
+    """Counts as it goes, each alias for all that it stands for."""
+    left = [root]
+    for _ in range(_MOST_NODES):
+        if not left:
+            return
+        node = left.pop()
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                if isinstance(key.value, str) and key.value in seen:
+                    raise SloFileError(f"{path}:{key.start_mark.line + 1}", "is given twice", key.value)
+                if isinstance(key.value, str):
+                    seen.add(key.value)
+                left += [key, value]
+        elif isinstance(node, yaml.SequenceNode):
+            left.extend(node.value)
+    raise SloFileError(str(path), f"holds more than {_MOST_NODES} values, its aliases written out: no ServingSLO needs as many")

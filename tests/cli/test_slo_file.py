@@ -59,3 +59,31 @@ def test_what_is_not_one_object_is_refused(tmp_path, text):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(SloFileError, match=r"nowhere\.yaml"):
         read_slo(tmp_path / "nowhere.yaml")
+
+
+BOMB = "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefghijklmno", "bcdefghijklmnop", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [1, 1, 1]\n" + BOMB,
+        "a: &a [1, 1, 1]\n" + BOMB + GOOD.replace("name: chat}\nspec", "name: *p}\nspec"),
+        "a: &a [1, 1, 1]\n" + BOMB + "? *p\n: 1\n",
+        "a: &a [*a]\n",
+        "a: &a {b: *a}\n",
+    ],
+)
+def test_aliases_of_aliases_are_not_written_out(tmp_path, text):
+    (tmp_path / "slo.yaml").write_text(text)
+    with pytest.raises(SloFileError, match="aliases written out"):
+        read_slo(tmp_path / "slo.yaml")
+
+
+def test_an_alias_that_saves_typing_is_taken(tmp_path):
+    (tmp_path / "slo.yaml").write_text(
+        GOOD.replace("name: chat}\nspec", "name: &chat chat}\nspec").replace("{name: chat}\n  obj", "{name: *chat}\n  obj")
+    )
+    assert read_slo(tmp_path / "slo.yaml").target_name == "chat"
