@@ -9,34 +9,54 @@ from headway_core.contract import Policy, dump
 
 
 class PolicyWriter:
-    """Writes the newest of the policies it was given. A folder that cannot be written (a full disk) is tried again at each `write`."""
+    """Keeps the newest of the policies it was given in its file, whatever becomes of that: a gateway that is started again finds no replica
+    without it. A folder that cannot be written (a full disk) is tried again at each `write`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._unwritten: Policy | None = None
+        self._policy: Policy | None = None
+        self._written = False
+        """The file has held it."""
         self._complaint = ""
 
     def put(self, policy: Policy) -> None:
-        """What the next `write` writes."""
-        self._unwritten = policy
+        """What the file holds from the next `write` on."""
+        self._policy, self._written = policy, False
 
     def write(self) -> list[str]:
-        """Writes what there is to write. Returns what a person should know: that it fails, once, and that it works again."""
-        if self._unwritten is None:
+        """Writes the policy unless it is there. Returns what a person should know: that it fails, once, that it works again, and that the
+        file was removed or changed by somebody else."""
+        if self._policy is None:
             return []
         try:
-            write_policy(self._folder, self._unwritten)
+            lost = self._written and not _holds(self._folder, self._policy)
+            if lost or not self._written:
+                write_policy(self._folder, self._policy)
         except OSError as error:
             known, self._complaint = self._complaint, str(error)
             return [] if known == self._complaint else [f"the policy cannot be written, the one before stays in force: {error}"]
-        self._unwritten = None
+        self._written = True
         failed, self._complaint = self._complaint, ""
-        return ["the policy is written again"] if failed else []
+        if lost or failed:
+            return ["the policy is written again" + ("" if failed else ": its file was removed or changed by somebody else")]
+        return []
+
+
+def _path(folder: Path, policy: Policy) -> Path:
+    return folder / f"{policy.pool.name}.json"
+
+
+def _holds(folder: Path, policy: Policy) -> bool:
+    try:
+        return _path(folder, policy).read_bytes() == dump(policy).encode()
+    except FileNotFoundError:
+        return False
 
 
 def write_policy(folder: Path, policy: Policy) -> None:
-    """Puts the policy into ``<folder>/<pool>.json`` atomically."""
-    path = folder / f"{policy.pool.name}.json"
+    """Puts the policy into ``<folder>/<pool>.json`` atomically; the folder need not be there."""
+    path = _path(folder, policy)
+    folder.mkdir(parents=True, exist_ok=True)
     beside = folder / f".{policy.pool.name}.new"
     beside.write_text(dump(policy))
     os.replace(beside, path)

@@ -38,12 +38,12 @@ class Deployment:
     def __init__(self, settings: UpSettings, state: Path) -> None:
         self.settings = settings
         self.policies = state / "policy"
-        self.policies.mkdir(parents=True, exist_ok=True)
         self.endpoints = {f"replica-{n + 1}": Endpoint("127.0.0.1", free_port(), free_port()) for n in range(settings.replicas)}
         self.gateway_control = free_port()
         self.steering = Steering(settings.slo, self.endpoints)
         write_policy(self.policies, self.steering.policy())
         self.policy_writer = PolicyWriter(self.policies)
+        self.policy_writer.put(self.steering.policy())
         # As of now, not of the end of the start: who edits the promise while the model loads is heard.
         self.slo_content = _content(settings.slo_path)
         self.slo_missed = 0
