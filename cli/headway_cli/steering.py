@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from headway_core.contract import Endpoint, GatewayReport, Knobs, Policy, Pool, RuntimeReport
+from headway_core.contract import MAX_REVISION, Endpoint, GatewayReport, Knobs, Policy, Pool, RuntimeReport
 from headway_core.planning.knobs import KnobMemory, plan_knobs
 from headway_core.planning.snapshot import ClassTraffic, Phase, Replica, Traffic
 from headway_core.planning.traffic import TrafficBook
@@ -31,7 +31,7 @@ class Steering:
 
     def adopt(self, slo: ServingSLO) -> Policy:
         """Takes a new promise; its policy comes into force at once, the knobs follow with the next observation."""
-        self._revision += 1
+        self._revision = min(self._revision + 1, MAX_REVISION)
         # A generation of its own, as the API server counts them: what was estimated for another promise says nothing about this one.
         self.slo = replace(slo, generation=self._revision)
         self._traffic = TrafficBook(slo.target_name, slo.window)
@@ -65,11 +65,22 @@ class Steering:
         found = plan_knobs(replicas, self.slo, self._knobs, memory=self._memory, now=now)
         self._memory = found.memory
         self._note = found.message
-        if found.knobs == self._knobs or self.slo.mode is not Mode.ENFORCE:
+        moved = found.knobs != self._knobs and self.slo.mode is Mode.ENFORCE
+        known = self._highest_known()
+        if not moved and (known <= self._revision or self._revision == MAX_REVISION):
             return None
-        self._knobs = found.knobs
-        self._revision += 1
+        if moved:
+            self._knobs = found.knobs
+        # Above one that came from elsewhere too (a file that somebody edited): nobody would listen to a lower one again.
+        self._revision = min(max(self._revision, known) + 1, MAX_REVISION)
         return self.policy()
+
+    def _highest_known(self) -> int:
+        """The highest revision that gateway and replicas have in force, as they say."""
+        known = [report.policy for _, report in self._reports.values()]
+        if self._gateway is not None:
+            known += [books.policy for books in self._gateway.pools if books.pool == self.slo.target_name]
+        return max((each.revision for each in known if each is not None), default=0)
 
     def _replica(self, name: str, now: float) -> Replica:
         at, report = self._reports.get(name, (None, None))

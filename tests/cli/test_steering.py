@@ -4,6 +4,8 @@ import pytest
 from headway_cli.slo_file import DEFAULT, read_slo
 from headway_cli.steering import Steering
 from headway_core.contract import (
+    MAX_REVISION,
+    Acknowledgement,
     Capacity,
     ClassBooks,
     Endpoint,
@@ -120,3 +122,27 @@ def test_a_dead_replica_is_not_counted_as_ready():
     steering.observe({}, None, [], 11.0)
     status = steering.status([], 11.0)
     assert (status.replicas_ready, status.replicas, status.running) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.ENFORCE])
+@pytest.mark.parametrize("place", ["replica", "gateway"])
+def test_a_revision_from_elsewhere_is_overtaken(mode, place):
+    """Somebody edited the file: what is in force there now would be kept for good, since only higher revisions are taken."""
+    steering = Steering(dataclasses.replace(SLO, mode=mode), ENDPOINTS)
+    found = Acknowledgement(1_000, "by hand", Knobs(1, 16), {}, 0.0)
+    books = gateway(0)
+    if place == "gateway":
+        books = dataclasses.replace(books, pools=(dataclasses.replace(books.pools[0], policy=found),))
+    report = runtime(policy=found if place == "replica" else None)
+    changed = steering.observe({"replica-1": report}, books, ["replica-1"], 10.0)
+    assert changed is not None and changed.revision == 1_001
+    assert steering.observe({"replica-1": report}, books, ["replica-1"], 11.0) is None
+
+
+def test_the_highest_revision_of_all_ends_nothing():
+    steering = Steering(SLO, ENDPOINTS)
+    report = runtime(policy=Acknowledgement(MAX_REVISION, "by hand", Knobs(1, 16), {}, 0.0))
+    changed = steering.observe({"replica-1": report}, gateway(0), ["replica-1"], 10.0)
+    assert changed is not None and changed.revision == MAX_REVISION
+    assert steering.observe({"replica-1": report}, gateway(0), ["replica-1"], 11.0) is None
+    assert steering.adopt(SLO).revision == MAX_REVISION
