@@ -67,8 +67,14 @@ class Pipeline:
             pool = pools.serving(asked.model)
             pool.check_length(asked)
             slo = pool.classify(asked, caller, self._class_header(exchange))
-        except (Refused, RequestError, Stopped) as error:
-            raise self._unplaced(error) from error
+        except RequestError as error:
+            refused = Refused(answers.bad_request(error))
+            self._book_unplaced(refused)
+            raise refused from error
+        except (Refused, Stopped) as error:
+            # Not "from" itself: a cycle would keep what the frames hold, the body above all, until some collection of garbage.
+            self._book_unplaced(error)
+            raise
         request = pool.request(pools.next_number(), asked, slo, caller, exchange.arrival)
         with pool.ticket(request, asked, _is_retry(exchange)) as ticket, exchange.until(settings.request_timeout):
             turn = await pool.dispatcher.turn(request, ticket.waits)
@@ -160,14 +166,11 @@ class Pipeline:
         value = exchange.headers.get(CLASS.encode())
         return None if value is None else value.decode("latin-1")
 
-    def _unplaced(self, error: Refused | RequestError | Stopped) -> Refused | Stopped:
+    def _book_unplaced(self, error: Refused | Stopped) -> None:
         """Books a request that ended before its pool and class were known."""
-        if isinstance(error, RequestError):
-            error = Refused(answers.bad_request(error))
         outcome = _STOPPED.get(error.cause, "client_closed") if isinstance(error, Stopped) else error.outcome
         self._pools.unplaced.offered += 1
         self._pools.unplaced.outcomes[outcome] += 1
-        return error
 
     # ------------------------------------------------------------ around it
 

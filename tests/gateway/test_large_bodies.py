@@ -1,6 +1,8 @@
 """Large bodies are read one after another, aside: those of clients that have left are not read at all, and the others are told in time."""
 
+import gc
 import time
+import tracemalloc
 
 import pytest
 from headway_gateway import api
@@ -79,3 +81,27 @@ async def test_large_bodies_on_their_way_in_share_a_room_that_usual_ones_do_not_
     assert room.taken == 0
     outcomes = gateway.gateway.pools.unplaced.outcomes
     assert (outcomes["shed"], outcomes["client_closed"]) == (1, 1)
+
+
+async def test_a_body_that_comes_to_nothing_is_given_back_at_once(house, stub_runtime, until):
+    gateway = await house(stub_runtime(), max_body_bytes=LIMIT, max_queue_bytes=LIMIT // 2)
+    unplaced = gateway.gateway.pools.unplaced
+    assert (await gateway.ask(LONG)).status == 429
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(5):
+            assert (await gateway.ask(LONG)).status == 429
+            async with gateway.client() as client:
+                client.send(LONG[: LIMIT // 3], length=len(LONG))
+                await until(lambda: gateway.gateway.pipeline.body_room.taken > 0)
+            await until(lambda: gateway.gateway.pipeline.body_room.taken == 0)
+        await until(lambda: unplaced.outcomes["client_closed"] == 5)
+        await gateway.settled()
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert most > LIMIT // 3, "nothing was measured"
+    assert kept < LIMIT // 3
