@@ -108,7 +108,7 @@ def too_slow(seconds: float) -> Answer:
 
 
 _REASONS = {
-    ShedReason.PREFILL_WAIT: "its first token would come too late: too many prompt tokens wait ahead of it",
+    ShedReason.PREFILL_WAIT: "its first token would come too late: more prompt tokens must be computed before it than the target allows",
     ShedReason.SLOT_WAIT: "its first token would come too late: every slot is taken for longer than that",
     ShedReason.BLOCK_WAIT: "its first token would come too late: the KV cache is full for longer than that",
     ShedReason.OUTRANKED: "it was given up so that more of the requests waiting with it are served on time",

@@ -213,6 +213,8 @@ async def test_what_no_replica_can_hold_is_not_told_to_come_back(house, stub_run
         reply = await gateway.ask(stream=stream, prompt=prompt)
         error = reply.json()["error"]
         assert (reply.status, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
-    assert (await gateway.ask(stream=stream, prompt=[5] * (longest - 1), max_tokens=1)).status == 429
+    late = await gateway.ask(stream=stream, prompt=[5] * (longest - 1), max_tokens=1)
+    assert late.status == 429
+    assert "ahead" not in late.json()["error"]["message"], "nobody is ahead of it: its own tokens are too many"
     assert gateway.gateway.pools.unplaced.outcomes["client_error"] == len(too_long)
     await gateway.settled()
