@@ -145,14 +145,13 @@ class Books:
 class Ticket:
     """One offered request's entry. A context: whatever way it is left, exactly one outcome is booked."""
 
-    __slots__ = ("_admitted", "_choices", "_gaps", "_last", "_ledger", "_queued", "_request", "_retry", "first", "outcome", "reason")
+    __slots__ = ("_admitted", "_choices", "_gaps", "_last", "_ledger", "_queued", "_request", "first", "outcome", "reason")
 
-    def __init__(self, ledger: Ledger, request: Request, choices: int, retry: bool) -> None:
+    def __init__(self, ledger: Ledger, request: Request, choices: int) -> None:
         self._ledger = ledger
         self._gaps = ledger.itl if choices == 1 else None
         self._request = request
         self._choices = choices
-        self._retry = retry
         self._queued = False
         self._admitted = False
         self.first: float | None = None
@@ -163,7 +162,7 @@ class Ticket:
 
     def __enter__(self) -> Ticket:
         self._ledger.offered += 1
-        self._ledger.retries += self._retry
+        self._ledger.retries += self._request.retry
         self._ledger.in_flight += 1
         return self
 

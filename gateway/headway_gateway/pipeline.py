@@ -75,8 +75,8 @@ class Pipeline:
             # Not "from" itself: a cycle would keep what the frames hold, the body above all, until some collection of garbage.
             self._book_unplaced(error)
             raise
-        request = pool.request(pools.next_number(), asked, slo, caller, exchange.arrival)
-        with pool.ticket(request, asked, _is_retry(exchange)) as ticket, exchange.until(settings.request_timeout):
+        request = pool.request(pools.next_number(), asked, slo, caller, arrival=exchange.arrival, retry=_is_retry(exchange))
+        with pool.ticket(request, asked) as ticket, exchange.until(settings.request_timeout):
             turn = await pool.dispatcher.turn(request, ticket.waits)
             while True:
                 ticket.admitted()

@@ -133,7 +133,7 @@ class ServedPool:
                 "context_length_exceeded",
             )
 
-    def request(self, number: int, asked: Asked, slo: PriorityClass, caller: Caller, arrival: float) -> Request:
+    def request(self, number: int, asked: Asked, slo: PriorityClass, caller: Caller, *, arrival: float, retry: bool) -> Request:
         """The request as the door sees it. With a prompt in text its length is an estimate."""
         tokens = max(1, self.estimator.estimate(self.name, asked.text) if asked.token_ids is None else asked.token_ids)
         return Request(
@@ -142,6 +142,7 @@ class ServedPool:
             arrival=arrival,
             prompt_tokens=tokens,
             size_bytes=len(asked.body),
+            retry=retry,
             prefix=prefix_chain(asked.text, tenant_salt(caller.tenant)),
             prefix_chunk_tokens=tokens * CHUNK_BYTES / max(1, len(asked.text)),
         )
@@ -161,9 +162,9 @@ class ServedPool:
         for comparison in comparisons:
             self.errors["shed" if comparison.shed else "admitted"].add(comparison.error)
 
-    def ticket(self, request: Request, asked: Asked, retry: bool) -> Ticket:
+    def ticket(self, request: Request, asked: Asked) -> Ticket:
         """The entry of an offered request."""
-        return Ticket(self.books.ledger(request.slo.name), request, asked.choices, retry)
+        return Ticket(self.books.ledger(request.slo.name), request, asked.choices)
 
 
 class Pools:

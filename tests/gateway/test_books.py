@@ -19,7 +19,7 @@ SLO = PriorityClass("c", 0, Objectives(TtftObjective(1.0, per_thousand_prompt_to
 
 
 def ticket(ledger, slo=SLO, choices=1, tokens=100, retry=False):
-    return Ticket(ledger, Request(1, slo, 10.0, tokens), choices, retry)
+    return Ticket(ledger, Request(1, slo, 10.0, tokens, retry=retry), choices)
 
 
 def streamed(first, gaps, *, slo=SLO, prompt=100, choices=1):

@@ -133,6 +133,17 @@ async def test_sdk_retries_are_counted_apart_from_demand(house, stub_runtime):
     assert (gateway.ledger().offered, gateway.ledger().retries) == (5, 2)
 
 
+async def test_the_door_knows_who_was_turned_away_before(house, stub_runtime, until):
+    stub = stub_runtime(slots=1, completion_rate=2.0)
+    gateway = await house(stub)
+    async with occupied(gateway, stub, until), gateway.client() as fresh, gateway.client() as back:
+        fresh.send({"model": "m", "prompt": "x"})
+        await until(lambda: gateway.ledger().queued == 1)
+        back.send({"model": "m", "prompt": "x"}, headers=[("x-stainless-retry-count", "1")])
+        await until(lambda: gateway.ledger().queued == 2)
+        assert [one.retry for one in gateway.pool.door.queue.order()] == [False, True]
+
+
 async def test_a_request_that_takes_too_long_is_timed_out(house, stub_runtime, until):
     stub = stub_runtime()
     gateway = await house(stub, request_timeout=0.5)

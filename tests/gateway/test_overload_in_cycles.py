@@ -1,8 +1,7 @@
 """Overload again and again on real engines, whose iterations last as long as they are told to: the door keeps its promise at full capacity.
 
 Ten cycles of 10 s at twice the capacity and 10 s at half of it. Three conditions together, since admitting nobody would keep the first, and
-the open door, which must fail, since otherwise it was no overload. Of the retries that land after a step down nine in ten are to succeed,
-as they do under a virtual clock; here, where a busy machine makes iterations longer than they were told to be, eight in ten are asked.
+the open door, which must fail, since otherwise it was no overload. Of the retries that land after a step down nine in ten are to succeed.
 """
 
 import asyncio
@@ -165,5 +164,5 @@ async def test_admitted_requests_keep_their_promise_at_full_capacity_and_retries
     figures += f"; the open door kept {kept_share(let_in):.1%}"
     print(figures)
     assert kept_share(admitted) >= 0.95 and work >= 0.9, figures
-    assert len(returned) >= 30 and kept_share(returned) >= 0.8, figures
+    assert len(returned) >= 30 and kept_share(returned) >= 0.9, figures
     assert kept_share(let_in) < 0.5, f"it was no overload: {figures}"

@@ -32,11 +32,12 @@ def short_answers(count: int, seed: int) -> list[TraceRequest]:
 
 
 def test_an_overload_that_comes_and_goes() -> None:
-    lengths = short_answers(2400, seed=5)
-    config = SimulationConfig(classes=(CLASS,), replica=REPLICA, retries=2, seed=5)
+    # Long prompts meet the queue of the overload here: without `RETURN_WEIGHT` 76% of the repetitions are kept.
+    lengths = short_answers(2400, seed=9)
+    config = SimulationConfig(classes=(CLASS,), replica=REPLICA, retries=2, seed=9)
     tokens = capacity(lengths, config)
     rate = tokens * len(lengths) / sum(one.prompt_tokens for one in lengths)
-    trace = alternating(lengths, (2 * rate, 0.5 * rate), period=10.0, cycles=10, seed=5)
+    trace = alternating(lengths, (2 * rate, 0.5 * rate), period=10.0, cycles=10, seed=9)
     closed = CycleFigures.of(simulate(trace, config), 10.0, 10, tokens)
     opened = CycleFigures.of(simulate(trace, replace(config, rule=Rule.OPEN, queue=UNBOUNDED, retries=0)), 10.0, 10, tokens)
     assert closed.admitted_kept >= 0.95

@@ -26,7 +26,7 @@ class Request:
     size_bytes: int = 0
     """What it occupies while it waits."""
     retry: bool = False
-    """An SDK marked it as a repetition: it is served like any other, and does not count as demand."""
+    """An SDK marked it as a repetition: it does not count as demand, and is not as easily turned away again (`rules.RETURN_WEIGHT`)."""
     cached_tokens: int = 0
     """Prompt tokens that some replica probably holds (`prefixes.PrefixIndex`); fewer than `prompt_tokens`."""
     prefix: tuple[Hashable, ...] = ()

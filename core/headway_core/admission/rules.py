@@ -20,6 +20,10 @@ from headway_core.admission.prediction import Forecast, Margins
 from headway_core.admission.request import Request
 from headway_core.contract import ShedReason
 
+RETURN_WEIGHT = 0.25
+"""Of its length, what a request counts for under Moore's rule that was turned away before and came back. The longest are turned away first,
+so that they, come back as they were told, would be again, by the queue that an overload leaves (`docs/decisions/0017`)."""
+
 
 class Rule(Enum):
     """What decides who comes in."""
@@ -86,15 +90,15 @@ def not_worth_starting(tokens: int, carried: int | None, fullness: float) -> boo
 
 
 def _victim(order: Sequence[Request], place: int, late_by: float, load: Load, by_tokens: bool) -> int:
-    """Index of the one to give up: most prefill work; among equals the one that has waited least."""
+    """Index of the one to give up: most prefill work, that of those who came back at `RETURN_WEIGHT`; among equals the latest to come."""
     priority = order[place].priority
     # Higher classes stand before, so the class of the late one is the lowest of those that could make room.
-    candidates = [(order[index].uncached_tokens, index) for index in range(place + 1) if order[index].priority == priority]
+    candidates = [(order[index], index) for index in range(place + 1) if order[index].priority == priority]
     if by_tokens and load.prefill_rate:
         need = late_by * load.prefill_rate
-        _, index = min((tokens, -index) for tokens, index in candidates if tokens >= need or index == place)
+        _, index = min((one.uncached_tokens, -index) for one, index in candidates if one.uncached_tokens >= need or index == place)
         return -index
-    return max(candidates)[1]
+    return max((one.uncached_tokens * (RETURN_WEIGHT if one.retry else 1.0), index) for one, index in candidates)[1]
 
 
 def too_many_waiting(ahead: int, admitted_rate: float | None, target: float, service: float) -> bool:

@@ -71,6 +71,21 @@ def test_moore_gives_up_the_largest_up_to_the_first_that_would_be_late(priority_
     assert decision.reason is ShedReason.PREFILL_WAIT
 
 
+def test_who_was_turned_away_before_is_given_up_only_for_much_shorter_ones(priority_class, request_of, busy) -> None:
+    slo = priority_class(target=5.0)
+    waiting = [request_of(tokens, arrival=0.0, slo=slo) for tokens in (1500, 500)]
+    load = busy(*waiting, backlog=1000.0)  # of 5,000 tokens that can be in time
+    came_back = request_of(2500, arrival=0.3, slo=slo, retry=True)
+    decision = controller().decide(came_back, load, [slo], 0.3)
+    assert isinstance(decision, Wait)
+    assert [one.request_id for one in decision.give_up] == [waiting[0].request_id]
+    fresh = controller().decide(request_of(2500, arrival=0.3, slo=slo), load, [slo], 0.3)
+    assert isinstance(fresh, Shed)
+    # Four times as long as the next one, it goes again.
+    short = [request_of(tokens, arrival=0.0, slo=slo) for tokens in (600, 600, 600, 600)]
+    assert isinstance(controller().decide(came_back, busy(*short, backlog=1000.0), [slo], 0.3), Shed)
+
+
 def test_nobody_is_given_up_for_one_that_would_be_late_alone(priority_class, request_of, busy) -> None:
     slo = priority_class(target=5.0)
     waiting = [request_of(1000, arrival=0.0, slo=slo) for _ in range(2)]
