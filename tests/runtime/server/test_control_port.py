@@ -27,6 +27,7 @@ def test_the_report_says_what_the_replica_is(runtime):
 
 
 def test_every_answer_carries_the_load_hint_and_dispatch_numbers_come_back(runtime):
+    others = set(runtime.load().dispatched)
     headers = {"x-headway-dispatch": "gw-1:41"}
     answer = runtime.client.post(f"{runtime.url}/v1/completions", json={"prompt": "A", "max_tokens": 1}, headers=headers)
     assert contract.load_hint(answer.headers["x-headway-load"]).dispatched["gw-1"] == 41
@@ -38,7 +39,7 @@ def test_every_answer_carries_the_load_hint_and_dispatch_numbers_come_back(runti
         runtime.client.post(
             f"{runtime.url}/v1/completions", json={"prompt": "A", "max_tokens": 1}, headers={"x-headway-dispatch": odd.encode()}
         )
-    assert set(runtime.load().dispatched) <= {"gw-1"}
+    assert set(runtime.load().dispatched) <= others | {"gw-1"}
 
 
 def test_a_prefix_of_another_request_is_reused_but_never_across_tenants(runtime):
