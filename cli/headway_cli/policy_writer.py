@@ -29,13 +29,13 @@ class PolicyWriter:
         if self._policy is None:
             return []
         try:
-            lost = self._written and not _holds(self._folder, self._policy)
-            if lost or not self._written:
+            held = _holds(self._folder, self._policy)
+            if not held:
                 write_policy(self._folder, self._policy)
         except OSError as error:
             known, self._complaint = self._complaint, str(error)
             return [] if known == self._complaint else [f"the policy cannot be written, the one before stays in force: {error}"]
-        self._written = True
+        lost, self._written = self._written and not held, True
         failed, self._complaint = self._complaint, ""
         if lost or failed:
             return ["the policy is written again" + ("" if failed else ": its file was removed or changed by somebody else")]
