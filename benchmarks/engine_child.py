@@ -1,6 +1,6 @@
 """One engine in a process of its own, for `engine.py`: loads a model, then serves the same requests each time a line comes in.
 
-    python engine_child.py headway|transformers|vllm MODEL_FOLDER REQUESTS_FILE
+    python engine_child.py headway|transformers|transformers-sized|vllm MODEL_FOLDER REQUESTS_FILE
 
 Answers each line with one of JSON: output tokens and lengths, the CPU seconds of this process and all its children, wall seconds. A peer's
 own environment runs this file, so it imports nothing of Headway before it is asked to.
@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 Requests = list[tuple[list[int], int]]
@@ -57,22 +58,27 @@ def headway(model: str) -> Serve:
     return serve
 
 
-def transformers(model: str) -> Serve:
-    """transformers' continuous batching, with its own defaults but for sizes."""
+def transformers(model: str, sized: bool = False) -> Serve:
+    """transformers' continuous batching as `generate_batch` runs it; `sized`: block size, cache and tokens of an iteration set to ours."""
     import torch
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+    from transformers.generation.continuous_batching.utils import WorkloadHints
 
     torch.set_num_threads(1)
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa").eval()
     generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-    batching = ContinuousBatchingConfig(page_size=32, num_blocks=48 * 1024 // 32, max_batch_tokens=304, allow_block_sharing=False)
+    sizes = {"page_size": 32, "num_blocks": 48 * 1024 // 32, "max_batch_tokens": 304, "allow_block_sharing": False} if sized else {}
+    batching = ContinuousBatchingConfig(**sizes)
+    hints = WorkloadHints(max_prompt_length=512, max_generated_length=128, num_requests=48)
 
     def serve(requests: Requests) -> list[int]:
         counts = dict.fromkeys(map(str, range(len(requests))), 0)
         waiting = set(counts)
         with (
             torch.inference_mode(),
-            loaded.continuous_batching_context_manager(generation_config=generation, continuous_batching_config=batching) as manager,
+            loaded.continuous_batching_context_manager(
+                generation_config=generation, continuous_batching_config=batching, workload_hints=hints, persistent_manager=True
+            ) as manager,
         ):
             for number, (prompt, tokens) in enumerate(requests):
                 manager.add_request(prompt, request_id=str(number), max_new_tokens=tokens, eos_token_id=-1)
@@ -126,7 +132,13 @@ def main() -> None:
     name, model, requests_file = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the engines print is not an answer
-    serve = {"headway": headway, "transformers": transformers, "vllm": vllm}[name](model)
+    engines: dict[str, Callable[[str], Serve]] = {
+        "headway": headway,
+        "transformers": transformers,
+        "transformers-sized": partial(transformers, sized=True),
+        "vllm": vllm,
+    }
+    serve = engines[name](model)
     requests: Requests = [(prompt, tokens) for prompt, tokens in json.loads(Path(requests_file).read_text())]
     serve(requests[:4])
     print(json.dumps({"ready": name}), file=answers)

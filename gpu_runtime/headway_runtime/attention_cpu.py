@@ -10,6 +10,8 @@ by all layers.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,28 +24,40 @@ from headway_runtime.flat_batch import FlatBatch
 from headway_runtime.kv_cache import KVCache
 from headway_runtime.models.config import ModelConfig
 
-_SLACK = 1.25
+_SLACK = 1.1
 _BAG_ENTRIES = 1 << 22
-"""Rows of keys from which on a run takes no further row. Index arrays take groups · (1 / block_size + 1 / head_dim) / 2 of the bytes of
-the keys and values of one layer."""
+"""Rows of keys, or of values, that are added up at once at most: what an operator allocates stays within 32 MB. Index arrays take
+groups · (1 / block_size + 1 / head_dim) / 2 of the bytes of the keys and values of one layer, and so do the buffers beside them."""
 _TILE = 64
 
 
 @dataclass(frozen=True, slots=True)
+class _Run:
+    """Decoding rows of like length, whose probabilities are computed together."""
+
+    scores: slice
+    """Their part of all scores."""
+    shape: tuple[int, int, int]
+    """(rows, H · G, keys)."""
+    mask: torch.Tensor | None
+    """(rows, 1, keys) additive."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Decodes:
-    """A run of decoding rows, as bags of rows to add up."""
+    """Decoding rows [first, last) of the batch, as bags of rows of the cache to add up, in the order of row, head, block."""
 
     first: int
     last: int
-    blocks: int
+    queries: torch.Tensor
+    """(key bags,) which of the rows · H · G queries weighs each bag."""
     key_rows: torch.Tensor
-    """(rows · H · G · blocks · D,) rows of `KVCache.key_rows`: one bag of D for each block that a query sees."""
+    """(key bags · D,) rows of `KVCache.key_rows`: one bag of D for each block that a query sees."""
     key_bags: torch.Tensor
     value_rows: torch.Tensor
-    """(rows · H · G · blocks · block_size,) rows of `KVCache.value_rows`: one bag for each query."""
+    """(key bags · block_size,) rows of `KVCache.value_rows`: one bag for each query."""
     value_bags: torch.Tensor
-    mask: torch.Tensor | None
-    """(rows, 1, 1, blocks · block_size) additive."""
+    runs: tuple[_Run, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +86,10 @@ class CpuAttention:
         self._buffer = torch.empty(0, dtype=cache.data.dtype)
         self._masks: dict[int | None, torch.Tensor] = {}
         """For each window (_TILE, keys) additive, up to the newest token."""
+        self._weights = torch.empty(0, dtype=cache.data.dtype)
+        """(key bags · D,) the query of each bag."""
+        self._probabilities = torch.empty(0, dtype=cache.data.dtype)
+        """(key bags · block_size,)."""
         self._decodes: dict[int | None, list[_Decodes]] = {}
         self._prefills: dict[int | None, list[_Prefill]] = {}
         self._slots = (torch.empty(0, dtype=torch.int64),) * 2
@@ -83,7 +101,7 @@ class CpuAttention:
         self._slots = torch.from_numpy(blocks), torch.from_numpy(batch.positions % size)
         for window in dict.fromkeys(self._windows):
             runs = decode_runs(batch, tables, size, window, slack=_SLACK, most_blocks=self._most_blocks)
-            self._decodes[window] = [self._bags_of(run) for run in runs]
+            self._decodes[window] = [self._bags_of(some) for some in _together(runs, self._most_blocks)]
             spans = [chunk_span(chunk, tables, size, window, tile=_TILE) for chunk in batch.chunks]
             self._grow_mask(window, max((span.tiles[-1].keys for span in spans), default=0))
             self._prefills[window] = [self._pieces_of(span, self._masks[window]) for span in spans]
@@ -94,22 +112,23 @@ class CpuAttention:
         cache.store(layer, k, v, *self._slots)
         q = q.view(-1, cache.kv_heads, self._groups, cache.head_dim)  # (tokens, H, G, D)
         out = torch.empty_like(q)
-        for run in self._decodes[self._windows[layer]]:
-            out[run.first : run.last] = self._decode(layer, run, q[run.first : run.last])
+        for decodes in self._decodes[self._windows[layer]]:
+            out[decodes.first : decodes.last] = self._decode(layer, decodes, q[decodes.first : decodes.last])
         for chunk in self._prefills[self._windows[layer]]:
             self._prefill(layer, chunk, q[chunk.first : chunk.last], out[chunk.first : chunk.last])
         return out.flatten(1)
 
-    def _decode(self, layer: int, run: _Decodes, q: torch.Tensor) -> torch.Tensor:
+    def _decode(self, layer: int, decodes: _Decodes, q: torch.Tensor) -> torch.Tensor:
         """q (rows, H, G, D) → the same."""
         cache = self._cache
-        weights = (q * self._scale).unsqueeze(3).expand(*q.shape[:3], run.blocks, cache.head_dim)
-        scores = _sum_rows(cache.key_rows[layer], run.key_rows, run.key_bags, weights.reshape(-1))
-        scores = scores.view(*q.shape[:3], run.blocks * cache.block_size)  # (rows, H, G, keys)
-        if run.mask is not None:
-            scores += run.mask
-        weights = scores.softmax(-1)
-        return _sum_rows(cache.value_rows[layer], run.value_rows, run.value_bags, weights.view(-1)).view(q.shape)
+        weights = self._weights[: len(decodes.key_rows)]
+        torch.index_select((q * self._scale).view(-1, cache.head_dim), 0, decodes.queries, out=weights.view(-1, cache.head_dim))
+        scores = _sum_rows(cache.key_rows[layer], decodes.key_rows, decodes.key_bags, weights).view(-1)
+        probabilities = self._probabilities[: len(scores)]
+        for run in decodes.runs:
+            seen = scores[run.scores].view(run.shape)
+            torch.softmax(seen if run.mask is None else seen.add_(run.mask), -1, out=probabilities[run.scores].view(run.shape))
+        return _sum_rows(cache.value_rows[layer], decodes.value_rows, decodes.value_bags, probabilities).view(q.shape)
 
     def _prefill(self, layer: int, chunk: _Prefill, q: torch.Tensor, out: torch.Tensor) -> None:
         """q and out (queries, H, G, D)."""
@@ -135,23 +154,40 @@ class CpuAttention:
 
     # ------------------------------------------------------------ layout
 
-    def _bags_of(self, run: Run) -> _Decodes:
-        cache, size = self._cache, self._cache.block_size
-        pieces = cache.key_pieces(run.table)[:, :, None, :, None]  # (rows, H, 1, blocks, 1)
+    def _bags_of(self, runs: list[Run]) -> _Decodes:
+        cache, size, heads = self._cache, self._cache.block_size, self._cache.kv_heads * self._groups
+        pieces = [cache.key_pieces(run.table)[:, :, None, :, None] for run in runs]  # (rows, H, 1, blocks, 1) each
+        blocks = np.concatenate([np.full(len(run.table) * heads, run.table.shape[1]) for run in runs])  # (rows · H · G,)
+        key_bags = int(blocks.sum())
+        if key_bags * size > len(self._probabilities):
+            self._weights = torch.empty(key_bags * cache.head_dim * 5 // 4, dtype=cache.data.dtype)
+            self._probabilities = torch.empty(key_bags * size * 5 // 4, dtype=cache.data.dtype)
         return _Decodes(
-            run.first,
-            run.last,
-            run.table.shape[1],
-            *self._bags(pieces * cache.head_dim + np.arange(cache.head_dim), 1),
-            *self._bags((pieces + cache.kv_heads) * size + np.arange(size), run.table.shape[1]),
-            mask=None if run.visible is None else self._mask(torch.from_numpy(run.visible))[:, None, None],
+            first=runs[0].first,
+            last=runs[-1].last,
+            queries=torch.from_numpy(np.repeat(np.arange(len(blocks)), blocks)),
+            key_rows=self._for_each_query([piece * cache.head_dim + np.arange(cache.head_dim) for piece in pieces]),
+            key_bags=self._bags(np.full(key_bags, cache.head_dim)),
+            value_rows=self._for_each_query([(piece + cache.kv_heads) * size + np.arange(size) for piece in pieces]),
+            value_bags=self._bags(blocks * size),
+            runs=tuple(self._laid(runs, heads)),
         )
 
-    def _bags(self, rows: NDArray[np.int64], blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(rows, H, 1, blocks, n) as the flat rows of all G queries, and where each bag of n · `blocks` of them begins, and the end."""
-        flat = np.repeat(rows.astype(self._row_type), self._groups, axis=2).reshape(-1)
-        bags = np.arange(0, flat.size + 1, rows.shape[4] * blocks, dtype=self._row_type)
-        return torch.from_numpy(flat), torch.from_numpy(bags)
+    def _laid(self, runs: list[Run], heads: int) -> Iterator[_Run]:
+        last = 0
+        for run in runs:
+            shape = len(run.table), heads, run.table.shape[1] * self._cache.block_size
+            first, last = last, last + math.prod(shape)
+            mask = None if run.visible is None else self._mask(torch.from_numpy(run.visible))[:, None]
+            yield _Run(slice(first, last), shape, mask)
+
+    def _for_each_query(self, rows: list[NDArray[np.int64]]) -> torch.Tensor:
+        """(rows, H, 1, blocks, n) of each run → the flat rows of all their queries: the G of a KV head read the same."""
+        return torch.from_numpy(np.concatenate([np.repeat(part.astype(self._row_type), self._groups, axis=2).ravel() for part in rows]))
+
+    def _bags(self, sizes: NDArray[np.int64]) -> torch.Tensor:
+        """Where each bag begins, and the end."""
+        return torch.from_numpy(np.concatenate(([0], np.cumsum(sizes))).astype(self._row_type))
 
     def _grow_mask(self, window: int | None, keys: int) -> None:
         """One mask serves all tiles, however far they are in their sequences: each takes the corner of it that it needs."""
@@ -170,6 +206,18 @@ class CpuAttention:
     def _mask(self, visible: torch.Tensor) -> torch.Tensor:
         """True → 0, False → -inf, in the dtype of the queries."""
         return torch.zeros(visible.shape, dtype=self._cache.data.dtype).masked_fill_(~visible, -torch.inf)
+
+
+def _together(runs: list[Run], most_blocks: int) -> Iterator[list[Run]]:
+    """The runs in order, as many at a time as have at most `most_blocks` blocks; a larger one alone."""
+    some: list[Run] = []
+    for run in runs:
+        if some and sum(other.table.size for other in some) + run.table.size > most_blocks:
+            yield some
+            some = []
+        some.append(run)
+    if some:
+        yield some
 
 
 def _sum_rows(table: torch.Tensor, rows: torch.Tensor, bags: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

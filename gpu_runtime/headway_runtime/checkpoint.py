@@ -50,8 +50,8 @@ class Checkpoint:
     """generation_config.json as it is, empty when there is none."""
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A weight in the dtype to compute in."""
-        return self.weights.load(name).to(self.dtype)
+        """A weight in the dtype to compute in: a copy, since a shard is mapped and its tensors would follow what is written to the file."""
+        return self.weights.load(name).to(self.dtype, copy=True)
 
 
 def open_checkpoint(path: Path, dtype: str = "auto", device: str = "cpu") -> Checkpoint:

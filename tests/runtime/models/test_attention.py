@@ -138,7 +138,9 @@ def test_a_long_context_costs_little_beside_its_keys_and_values(window):
 
     attention.begin(flatten([Item(0, 0, 0, length - 1, 1, True, ())]))
     one_layer = cache.data.nbytes / layers
-    assert held_bytes(attention._decodes) <= 1.1 * layers * one_layer * groups * (1 / block_size + 1 / head_dim) / 2
+    share = groups * (1 / block_size + 1 / head_dim) / 2
+    assert held_bytes(attention._decodes) <= 1.1 * layers * one_layer * share
+    assert held_bytes((attention._weights, attention._probabilities)) <= 1.3 * one_layer * share, "one pair of buffers for all layers"
 
     held = {}
     for count in (64, 1024):

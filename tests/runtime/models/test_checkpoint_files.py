@@ -55,6 +55,19 @@ def test_shards_hold_the_same_tensors_as_one_file(shards, tiny_llama):
         assert torch.equal(parts.tensor(name), whole.tensor(name))
 
 
+def test_weights_that_were_read_do_not_follow_the_file(tiny_llama, tmp_path):
+    """A checkpoint is replaced in place, or its disk goes away, while a model made from it serves."""
+    file = tmp_path / "model.safetensors"
+    file.write_bytes((tiny_llama / "model.safetensors").read_bytes())
+    (tmp_path / "config.json").write_text((tiny_llama / "config.json").read_text())
+    checkpoint = open_checkpoint(tmp_path)
+    tensors = {name: checkpoint.tensor(name) for name in checkpoint.config.tensor_shapes()}
+    with file.open("r+b") as opened:
+        opened.write(bytes(file.stat().st_size))
+    for name, tensor in load_file(tiny_llama / "model.safetensors").items():
+        assert torch.equal(tensors[name], tensor), name
+
+
 def test_a_missing_shard_is_named(shards):
     (shards / "model-00002-of-00003.safetensors").unlink()
     assert refusal(shards).path.endswith("model-00002-of-00003.safetensors")
