@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from headway_core.batching.plan import Item
+from headway_runtime import attention_cpu
 from headway_runtime.attention_cpu import CpuAttention
 from headway_runtime.attention_cuda import CudaAttention
 from headway_runtime.flat_batch import flatten
@@ -95,6 +96,24 @@ def test_each_query_sees_its_own_past_and_nothing_else(name, block_size, window,
         for place, (row, position) in enumerate(zip(batch.rows.tolist(), batch.positions.tolist(), strict=True)):
             expected = plain(q[place], keys[layer, row], values[layer, row], position, config.windows[layer])
             torch.testing.assert_close(out[place], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("entries", [1, 700, 1500])
+def test_rows_that_are_too_many_for_one_sum_go_in_parts(entries, monkeypatch):
+    config, draw = config_with(None), np.random.default_rng(3)
+    tables, num_blocks = scattered_tables(16, draw)
+    cache = KVCache(config, num_blocks, 16, torch.float32, torch.device("cpu"))
+    cache.data.normal_()
+    batch = flatten([Item(row, 0, row, length - 1, 1, True, ()) for row, length in enumerate(LENGTHS)])
+    q, new_keys, new_values = (torch.randn(len(LENGTHS), heads, 16) for heads in (6, 2, 2))
+    whole = CpuAttention(config, cache, tables)
+    monkeypatch.setattr(attention_cpu, "_BAG_ENTRIES", entries)
+    parted = CpuAttention(config, cache, tables)
+    for attention in (whole, parted):
+        attention.begin(batch)
+    assert len(whole._decodes[None]) == 1 < len(parted._decodes[None])
+    for layer in range(2):
+        torch.testing.assert_close(parted.attend(layer, q, new_keys, new_values), whole.attend(layer, q, new_keys, new_values))
 
 
 def test_decoding_rows_are_never_padded_to_the_longest():
