@@ -4,8 +4,8 @@ A decoding row reads its blocks where they lie: the scores of a block are a weig
 the output a weighted sum of rows of its values (the weights are the probabilities), and a weighted sum of chosen rows is what
 `embedding_bag` computes, at the speed of memory. Nothing is gathered, and no key is copied.
 
-A prefill chunk reads each key many times, so its sequence is gathered once into a buffer. The layout of a batch is worked out once and used
-by all layers.
+A prefill chunk reads each key many times, so its sequence is gathered once into a buffer; a chunk that begins its sequence has all of it
+in the batch. The layout of a batch is worked out once and used by all layers.
 """
 
 from __future__ import annotations
@@ -62,12 +62,15 @@ class _Decodes:
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """A chunk: the pieces to gather, keys then values, (2 · H · blocks,), and (first, last, keys, additive mask) of each tile."""
+    """A chunk: the pieces to gather, keys then values, (2 · H · blocks,), and (first, last, keys, additive mask) of each tile.
+
+    None is gathered for a chunk that begins its sequence.
+    """
 
     first: int
     last: int
     blocks: int
-    pieces: torch.Tensor
+    pieces: torch.Tensor | None
     tiles: tuple[tuple[int, int, int, torch.Tensor], ...]
 
 
@@ -115,7 +118,12 @@ class CpuAttention:
         for decodes in self._decodes[self._windows[layer]]:
             out[decodes.first : decodes.last] = self._decode(layer, decodes, q[decodes.first : decodes.last])
         for chunk in self._prefills[self._windows[layer]]:
-            self._prefill(layer, chunk, q[chunk.first : chunk.last], out[chunk.first : chunk.last])
+            part = slice(chunk.first, chunk.last)
+            if chunk.pieces is None:
+                seen = k[part].transpose(0, 1), v[part].transpose(0, 1)
+            else:
+                seen = self._gather(layer, chunk.blocks, chunk.pieces)
+            self._prefill(chunk, q[part], *seen, out[part])
         return out.flatten(1)
 
     def _decode(self, layer: int, decodes: _Decodes, q: torch.Tensor) -> torch.Tensor:
@@ -130,19 +138,22 @@ class CpuAttention:
             torch.softmax(seen if run.mask is None else seen.add_(run.mask), -1, out=probabilities[run.scores].view(run.shape))
         return _sum_rows(cache.value_rows[layer], decodes.value_rows, decodes.value_bags, probabilities).view(q.shape)
 
-    def _prefill(self, layer: int, chunk: _Prefill, q: torch.Tensor, out: torch.Tensor) -> None:
-        """q and out (queries, H, G, D)."""
+    def _gather(self, layer: int, blocks: int, pieces: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values (H, blocks · block_size, D), in the buffer."""
         cache = self._cache
-        count = chunk.pieces.numel() * cache.piece_size
+        count = pieces.numel() * cache.piece_size
         if count * 3 // 2 > self._buffer.numel():
             self._buffer = torch.empty(count * 3 // 2, dtype=self._buffer.dtype)
         gathered = self._buffer[:count].view(-1, cache.piece_size)
-        torch.index_select(cache.pieces[layer], 0, chunk.pieces, out=gathered)
-        laid, values = gathered.view(2, cache.kv_heads, chunk.blocks, cache.piece_size)
-        keys = self._buffer[count : count * 3 // 2].view(cache.kv_heads, chunk.blocks, cache.block_size, cache.head_dim)
-        keys.copy_(laid.view(cache.kv_heads, chunk.blocks, cache.head_dim, cache.block_size).transpose(2, 3))
-        keys = keys.view(cache.kv_heads, 1, -1, cache.head_dim)  # (H, 1, keys, D)
-        values = values.view(cache.kv_heads, 1, -1, cache.head_dim)
+        torch.index_select(cache.pieces[layer], 0, pieces, out=gathered)
+        laid, values = gathered.view(2, cache.kv_heads, blocks, cache.piece_size)
+        keys = self._buffer[count : count * 3 // 2].view(cache.kv_heads, blocks, cache.block_size, cache.head_dim)
+        keys.copy_(laid.view(cache.kv_heads, blocks, cache.head_dim, cache.block_size).transpose(2, 3))
+        return keys.flatten(1, 2), values.view(cache.kv_heads, -1, cache.head_dim)
+
+    def _prefill(self, chunk: _Prefill, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
+        """q and out (queries, H, G, D); keys and values (H, keys, D)."""
+        keys, values = keys.unsqueeze(1), values.unsqueeze(1)
         for first, last, visible, mask in chunk.tiles:
             seen = functional.scaled_dot_product_attention(
                 q[first:last].permute(1, 2, 0, 3),  # (H, G, queries, D)
@@ -196,8 +207,10 @@ class CpuAttention:
             self._masks[window] = self._mask(visible_keys(_TILE, keys * 5 // 4, window, self._cache.data.device))
 
     def _pieces_of(self, span: Span, mask: torch.Tensor) -> _Prefill:
-        keys = self._cache.key_pieces(span.table)
-        pieces = torch.from_numpy(np.stack((keys, keys + self._cache.kv_heads)).reshape(-1))
+        pieces = None
+        if span.tiles[-1].keys > span.last - span.first:
+            keys = self._cache.key_pieces(span.table)
+            pieces = torch.from_numpy(np.stack((keys, keys + self._cache.kv_heads)).reshape(-1))
         tiles = tuple(
             (tile.first, tile.last, tile.keys, mask[_TILE - (tile.last - tile.first) :, mask.shape[1] - tile.keys :]) for tile in span.tiles
         )

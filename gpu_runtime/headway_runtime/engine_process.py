@@ -7,6 +7,7 @@ a container sends to the whole group: the server decides when it is over, and cl
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -241,6 +242,8 @@ def main() -> int:
     try:
         start = link.drain(wait=True)[0]
         loop = EngineLoop(EngineSettings(**start["settings"]), start["eos_ids"], tell)
+        gc.collect()
+        gc.freeze()  # what is here by now stays: a collection that walked all of torch would hold up a step
         link.send(loop.ready().pack())
         loop.run(link)
     except LinkClosed:

@@ -80,10 +80,11 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             qkv = layer.qkv(self._norm(x, layer.input_norm))
             heads = qkv.view(len(ids), -1, config.head_dim)  # (tokens, heads + 2 · kv_heads, head_dim)
-            q, k, v = heads[:, :first_k], heads[:, first_k:first_v], heads[:, first_v:]
             if layer.q_norm is not None and layer.k_norm is not None:
-                q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-            mixed = attention.attend(index, rotate(q, cos, sin), rotate(k, cos, sin), v)
+                heads[:, :first_k] = self._norm(heads[:, :first_k], layer.q_norm)
+                heads[:, first_k:first_v] = self._norm(heads[:, first_k:first_v], layer.k_norm)
+            turned = rotate(heads[:, :first_v], cos, sin)
+            mixed = attention.attend(index, turned[:, :first_k], turned[:, first_k:], heads[:, first_v:])
             if layer is self.layers[-1]:
                 mixed, x = mixed.index_select(0, wanted), x.index_select(0, wanted)
                 if not len(wanted):
