@@ -111,7 +111,7 @@ def vllm(model: str) -> Serve:
         block_size=32,
         max_model_len=1024,
         max_num_seqs=48,
-        max_num_batched_tokens=2048,
+        max_num_batched_tokens=1024,
         enable_prefix_caching=False,
     )
 
