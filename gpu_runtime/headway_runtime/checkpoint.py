@@ -30,7 +30,7 @@ class Weights(Protocol):
     """Where tensors come from, one at a time."""
 
     def load(self, name: str) -> torch.Tensor:
-        """The tensor as it is stored, on the CPU. Raises CheckpointError."""
+        """The tensor as it is stored, on the CPU, and no part of its file. Raises CheckpointError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Checkpoint:
     """generation_config.json as it is, empty when there is none."""
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A weight in the dtype to compute in: a copy, since a shard is mapped and its tensors would follow what is written to the file."""
-        return self.weights.load(name).to(self.dtype, copy=True)
+        """A weight in the dtype to compute in."""
+        return self.weights.load(name).to(self.dtype)
 
 
 def open_checkpoint(path: Path, dtype: str = "auto", device: str = "cpu") -> Checkpoint:
@@ -193,7 +193,7 @@ class SafetensorsWeights:
         """The tensor as it is stored."""
         try:
             with safe_open(self._shards[name], framework="pt") as opened:
-                tensor: torch.Tensor = opened.get_tensor(name)
+                tensor: torch.Tensor = opened.get_tensor(name).clone()  # it is mapped, and would follow what is written to the file
         except (SafetensorError, OSError) as error:
             raise CheckpointError(str(self._shards[name]), name, f"cannot be read: {error}") from error
         return tensor
