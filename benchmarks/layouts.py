@@ -18,7 +18,7 @@ from headway_core.batching.plan import Item
 from headway_runtime.attention_cpu import CpuAttention
 from headway_runtime.flat_batch import flatten
 from headway_runtime.kv_cache import KVCache
-from headway_runtime.linear import Linear
+from headway_runtime.linear import Layouts, Linear, known_layouts
 from headway_runtime.models.config import ModelConfig, read_config
 from torch.nn import functional
 
@@ -110,11 +110,11 @@ def products() -> None:
     shapes = ((960, 576), (576, 576), (3072, 576), (576, 1536))
     weights = [[torch.randn(shape) for shape in shapes] for _ in range(LAYERS)]
     layouts = {
-        "packed": [[Linear(weight, packed=True, plain=False) for weight in layer] for layer in weights],
-        "plain": [[Linear(weight, packed=False, plain=False) for weight in layer] for layer in weights],
+        layout.name: [[Linear(weight, None, Layouts(layout, layout)) for weight in layer] for layer in weights]
+        for layout in known_layouts(torch.float32)
     }
-    print("| rows | packed, GFLOP/s | plain, GFLOP/s |\n|---|---|---|")
-    for rows in (1, 8, 48, 128, 256):
+    print(f"| rows | {' | '.join(f'{name}, GFLOP/s' for name in layouts)} |\n|---|{'---|' * len(layouts)}")
+    for rows in (1, 4, 8, 16, 48, 128, 256, 2048):
         inputs = {width: torch.randn(rows, width) for width in (576, 1536)}
         work = 2 * rows * LAYERS * sum(out * width for out, width in shapes)
         rates = []

@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 from headway_core.batching.plan import Limits
 from headway_core.batching.policies import DynamicSplit, Fcfs, Policy, PriorityPreemptive, ShortestJobFirst
 from headway_core.batching.scheduler import Scheduler
@@ -32,6 +33,7 @@ from headway_runtime.calibration import LEAST_BUDGET, LONGEST_ITERATION, Calibra
 from headway_runtime.checkpoint import Checkpoint, open_checkpoint
 from headway_runtime.engine import Engine, Step
 from headway_runtime.engine_books import EngineBooks
+from headway_runtime.kernels.library import kernels
 from headway_runtime.link import EngineEnd, LinkClosed
 from headway_runtime.memory import choose_num_blocks
 from headway_runtime.messages import Commands, Ready, StepReport
@@ -66,6 +68,9 @@ class EngineLoop:
             eos_ids=eos_ids,
         )
         tell(f"loaded in {time.monotonic() - began:.1f} s; {num_blocks} KV blocks hold {num_blocks * settings.block_size} tokens")
+        tell(f"layout of the matrices: {runner.layouts}")
+        if settings.device == "cpu" and checkpoint.dtype == torch.float32 and isinstance(reason := kernels(), str):
+            tell(f"serving without our own kernels, which is slower: {reason}")
         model = StepTimeModel()
         budget = _calibrate(settings, runner, model, num_blocks, max_model_len, tell)
         self.capacity = Capacity(settings.max_num_seqs, budget, max_model_len, settings.block_size, num_blocks)

@@ -15,6 +15,7 @@ from headway_core.batching.plan import Item
 from headway_core.errors import CheckpointError
 from numpy.typing import NDArray
 
+from headway_runtime.attention_compiled import CompiledAttention, kernels_for
 from headway_runtime.attention_cpu import CpuAttention
 from headway_runtime.attention_cuda import CudaAttention
 from headway_runtime.checkpoint import Checkpoint
@@ -78,14 +79,18 @@ class ModelRunner:
         with torch.inference_mode():
             self._cache = KVCache(checkpoint.config, num_blocks, block_size, checkpoint.dtype, self.device)
             self._decoder = Decoder(checkpoint, max_model_len, self.device)
-            attention = CudaAttention if self.device.type == "cuda" else CpuAttention
-            self._attention = attention(checkpoint.config, self._cache, self._tables)
+            self._attention = self._make_attention(checkpoint.dtype)
         self._sampler = Sampler(max_num_seqs, checkpoint.config.vocab_size, self.device, self.eos_ids)
 
     @property
     def vocab_size(self) -> int:
         """Entries of a row of logits."""
         return self.config.vocab_size
+
+    @property
+    def layouts(self) -> str:
+        """How the matrices are laid out, in words."""
+        return str(self._decoder.layouts)
 
     def bind(self, row: int, tokens: Sequence[int] | NDArray[np.int32], params: SamplingParams, num_prompt: int) -> None:
         """Give a row to a sequence, before the first item of an epoch.
@@ -127,6 +132,13 @@ class ModelRunner:
         batch = self._begin(items)
         places = np.concatenate([batch.offsets[index] + np.arange(item.count) for index, item in enumerate(items)])
         return self._decoder.logits(self._hidden(batch, places))
+
+    def _make_attention(self, dtype: torch.dtype) -> CpuAttention | CompiledAttention | CudaAttention:
+        config, cache, tables = self.config, self._cache, self._tables
+        if self.device.type == "cuda":
+            return CudaAttention(config, cache, tables)
+        kernels = kernels_for(cache.head_dim, cache.block_size, dtype)
+        return CpuAttention(config, cache, tables) if kernels is None else CompiledAttention(config, cache, tables, kernels)
 
     def _begin(self, items: Sequence[Item]) -> FlatBatch:
         """Extend the block tables and lay the batch out."""

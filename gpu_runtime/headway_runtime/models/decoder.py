@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from headway_runtime.checkpoint import Checkpoint
-from headway_runtime.linear import Linear, packing_works, plain_pays
+from headway_runtime.linear import Layouts, Linear, choose_layouts
 from headway_runtime.models.config import EMBEDDING, HEAD
 from headway_runtime.models.rope import RopeTable, rotate
 
@@ -33,19 +33,18 @@ class Decoder:
     def __init__(self, checkpoint: Checkpoint, max_len: int, device: torch.device) -> None:
         config = checkpoint.config
         at = "model.layers.0.mlp."
-        packed = packing_works(checkpoint.dtype, device)
-        plain = packed and plain_pays(
-            [checkpoint.tensor(f"{at}up_proj.weight"), checkpoint.tensor(f"{at}down_proj.weight")], config.matrix_bytes(checkpoint.dtype)
-        )
+        examples = [checkpoint.tensor(f"{at}up_proj.weight"), checkpoint.tensor(f"{at}down_proj.weight")]
+        layouts = choose_layouts(examples, config.matrix_bytes(checkpoint.dtype), device)
 
         def load(*names: str) -> torch.Tensor:
             return torch.cat([checkpoint.tensor(name) for name in names]).to(device) if names[1:] else checkpoint.tensor(*names).to(device)
 
         def linear(*names: str, bias: bool) -> Linear:
             weights, biases = [f"{name}.weight" for name in names], [f"{name}.bias" for name in names]
-            return Linear(load(*weights), load(*biases) if bias else None, packed=packed, plain=plain)
+            return Linear(load(*weights), load(*biases) if bias else None, layouts)
 
         self.config = config
+        self.layouts = layouts
         self.embedding = load(EMBEDDING)  # (vocab, hidden)
         self.rope = RopeTable(config.rope, config.head_dim, max_len, checkpoint.dtype, device)
         self.layers = []
@@ -66,7 +65,7 @@ class Decoder:
                 )
             )
         self.norm = load("model.norm.weight")
-        self.head = Linear(self.embedding if config.tied else load(HEAD), packed=packed, plain=False)
+        self.head = Linear(self.embedding if config.tied else load(HEAD), None, Layouts(layouts.few, layouts.few))
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention, wanted: torch.Tensor) -> torch.Tensor:
         """ids and positions (tokens,), places `wanted` (rows,), all int64 → the last layer's output there, before its norm: (rows, hidden).

@@ -9,13 +9,20 @@ import pytest
 import torch
 from headway_core.batching.plan import Item
 from headway_runtime import attention_cpu
+from headway_runtime.attention_compiled import CompiledAttention, kernels_for
 from headway_runtime.attention_cpu import CpuAttention
 from headway_runtime.attention_cuda import CudaAttention
 from headway_runtime.flat_batch import flatten
+from headway_runtime.kernels.library import kernels
 from headway_runtime.kv_cache import KVCache
 from headway_runtime.models.config import read_config
 
-ATTENTIONS = {"cpu": (CpuAttention, "cpu"), "cuda's on a cpu": (CudaAttention, "cpu"), "cuda": (CudaAttention, "cuda")}
+ATTENTIONS = {
+    "cpu": (CpuAttention, "cpu"),
+    "compiled": (CompiledAttention, "cpu"),
+    "cuda's on a cpu": (CudaAttention, "cpu"),
+    "cuda": (CudaAttention, "cuda"),
+}
 LENGTHS = [1, 2, 15, 16, 17, 31, 33, 100, 7, 64]
 DECODES, CHUNKS = 8, ((8, 3, 4), (9, 0, 64))
 """The first eight rows decode their last token; (row, start, count) for the others."""
@@ -61,7 +68,17 @@ def plain(q, keys, values, position, window):
     return torch.einsum("hl,lhd->hd", scores.softmax(-1), values)
 
 
-@pytest.mark.parametrize("name", [*list(ATTENTIONS)[:2], pytest.param("cuda", marks=pytest.mark.gpu)])
+def make(attention_type, config, cache, tables):
+    """An attention of this type; a skip says why there is none here."""
+    if attention_type is not CompiledAttention:
+        return attention_type(config, cache, tables)
+    found = kernels_for(cache.head_dim, cache.block_size, cache.data.dtype)
+    if found is None and isinstance(kernels(), str):
+        pytest.skip(f"no kernels here: {kernels()}")
+    return pytest.skip("the kernels take no blocks of this size") if found is None else CompiledAttention(config, cache, tables, found)
+
+
+@pytest.mark.parametrize("name", [*list(ATTENTIONS)[:3], pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("block_size", [1, 16, 32])
 @pytest.mark.parametrize("window", [None, 1, 16, 20])
 @pytest.mark.parametrize("kv_heads", [1, 2, 6])
@@ -75,7 +92,7 @@ def test_each_query_sees_its_own_past_and_nothing_else(name, block_size, window,
     tables, num_blocks = scattered_tables(block_size, draw)
     cache = KVCache(config, num_blocks, block_size, torch.float32, torch.device(device))
     cache.data.fill_(1e4)  # what is not a row's own must not count
-    attention = attention_type(config, cache, tables)
+    attention = make(attention_type, config, cache, tables)
     starts = [length - 1 for length in LENGTHS[:DECODES]] + [start for _, start, _ in CHUNKS]
     keys, values = (torch.randn(2, len(LENGTHS), max(LENGTHS), kv_heads, 16) for _ in range(2))
     for layer in range(2):
@@ -143,6 +160,48 @@ def held_bytes(parts):
     return sum(storages.values())
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_kernels_give_the_same_bits_on_any_number_of_threads(count):
+    config, draw = config_with(20), np.random.default_rng(4)
+    torch.manual_seed(4)
+    tables, num_blocks = scattered_tables(16, draw)
+    cache = KVCache(config, num_blocks, 16, torch.float32, torch.device("cpu"))
+    cache.data.normal_()
+    attention = make(CompiledAttention, config, cache, tables)
+    attention.begin(flatten([Item(row, 0, row, 0, length, True, ()) for row, length in enumerate(LENGTHS)]))
+    q, new_keys, new_values = (torch.randn(sum(LENGTHS), heads, 16) for heads in (6, 2, 2))
+    alone = [attention.attend(layer, q, new_keys, new_values) for layer in range(2)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        for layer in range(2):
+            assert torch.equal(attention.attend(layer, q, new_keys, new_values), alone[layer])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_in_kernels_a_broken_number_stays_with_its_sequence():
+    """Neither NaN nor infinity becomes a number on the way, and no other sequence sees it, stale blocks included."""
+    config, draw = config_with(None), np.random.default_rng(5)
+    torch.manual_seed(5)
+    tables, num_blocks = scattered_tables(16, draw)
+    cache = KVCache(config, num_blocks, 16, torch.float32, torch.device("cpu"))
+    cache.data.fill_(torch.nan)  # what a sequence has not written must not be read
+    attention = make(CompiledAttention, config, cache, tables)
+    batch = flatten([Item(row, 0, row, 0, length, True, ()) for row, length in enumerate(LENGTHS)])
+    q, new_keys, new_values = (torch.randn(sum(LENGTHS), heads, 16) for heads in (6, 2, 2))
+    broken = {6: torch.nan, 7: torch.inf}
+    for row, number in broken.items():
+        q[batch.rows == row, 0, 0] = number
+        new_keys[batch.rows == row] = 1.0
+    attention.begin(batch)
+    out = attention.attend(0, q, new_keys, new_values).view(q.shape)
+    for row in range(len(LENGTHS)):
+        own = out[batch.rows == row]
+        assert torch.isfinite(own).all() == (row not in broken)
+        assert torch.isfinite(own[:, 1:]).all()
+
+
 @pytest.mark.parametrize("window", [None, 70_000])
 def test_a_long_context_costs_little_beside_its_keys_and_values(window):
     length, block_size, layers = 100_000, 32, 1 if window is None else 2
@@ -168,6 +227,8 @@ def test_a_long_context_costs_little_beside_its_keys_and_values(window):
     assert held[1024] < 1.1 * held[64], "a longer chunk needs no more"
 
     layer = layers - 1
+    found = kernels_for(head_dim, block_size, torch.float32)
+    compiled = None if found is None else CompiledAttention(config, cache, tables, found)
     for start in (length - 1, length - 100):
         batch = flatten([Item(0, 0, 0, start, length - start, True, ())])
         attention.begin(batch)
@@ -175,6 +236,9 @@ def test_a_long_context_costs_little_beside_its_keys_and_values(window):
         new_keys, new_values = (torch.randn(len(batch.rows), 2, head_dim) for _ in range(2))
         for one in range(layers):
             out = attention.attend(one, q, new_keys, new_values).view(q.shape)
+        if compiled is not None:
+            compiled.begin(batch)
+            torch.testing.assert_close(compiled.attend(layer, q, new_keys, new_values).view(q.shape), out, rtol=1e-4, atol=1e-5)
         order = torch.from_numpy(tables[0].astype(np.int64))
         keys = cache._keys[order, layer].permute(0, 3, 1, 2).flatten(0, 1)  # (tokens, H, D)
         values = cache._values[order, layer].transpose(1, 2).flatten(0, 1)

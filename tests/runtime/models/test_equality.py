@@ -10,6 +10,11 @@ from itertools import accumulate, combinations, product
 
 import numpy as np
 import pytest
+import torch
+from headway_runtime import attention_compiled, linear
+from headway_runtime.kernels.library import kernels
+from headway_runtime.linear import Layouts, known_layouts
+from headway_runtime.models import decoder
 
 UNLIMITED = 1 << 20
 SETTINGS = {
@@ -18,6 +23,7 @@ SETTINGS = {
     "block_size": (1, 16, 32),
     "pressure": ("blocks", "slots"),
     "prefix_caching": (False, True),
+    "kernels": (True, False),
 }
 LENGTHS = [1, 3, 8, 15, 16, 17, 31, 32, 33, 44, 50, 64, 65, 70, 90, 130]
 OUTPUT = 40
@@ -45,10 +51,10 @@ RUNS = pairwise()
 
 
 def name(run):
-    family, budget, block_size, pressure, prefix_caching = run
-    return (
-        f"{family}-budget{'∞' if budget == UNLIMITED else budget}-blocks{block_size}-{pressure}-{'reuse' if prefix_caching else 'noreuse'}"
-    )
+    family, budget, block_size, pressure, prefix_caching, compiled = run
+    limit = "∞" if budget == UNLIMITED else budget
+    parts = (family, f"budget{limit}", f"blocks{block_size}", pressure, "reuse" if prefix_caching else "noreuse")
+    return "-".join((*parts, "kernels" if compiled else "torch"))
 
 
 def test_the_runs_make_every_pair_of_settings_meet():
@@ -75,7 +81,7 @@ def answers(oracle):
 
 def requests_under_pressure(run, known, make_loop, make_request):
     """A loop's settings and requests that evict as often, and at such moments, as the run is there to show. Found without computing."""
-    _, budget, block_size, pressure, prefix_caching = run
+    _, budget, block_size, pressure, prefix_caching, _ = run
     for seed in range(300):
         draw = random.Random(seed)
         pool_of = known[: draw.choice((10, 13, 16))]
@@ -97,7 +103,7 @@ def requests_under_pressure(run, known, make_loop, make_request):
 
 
 def puts_to_the_test(run, record):
-    _, budget, _, pressure, prefix_caching = run
+    _, budget, _, pressure, prefix_caching, _ = run
     preemptions = record.block_preemptions if pressure == "blocks" else record.slot_preemptions
     moments = {"after the first token", "on a block boundary"} | ({"mid-prefill"} if budget < UNLIMITED else set())
     return (
@@ -109,13 +115,26 @@ def puts_to_the_test(run, record):
 
 
 @pytest.mark.parametrize("run", RUNS, ids=name)
-def test_every_request_gets_the_tokens_of_generate(run, answers, oracle, make_loop, make_request):
-    family, budget, _, _, prefix_caching = run
+def test_every_request_gets_the_tokens_of_generate(run, answers, oracle, make_loop, make_request, monkeypatch):
+    family, budget, _, _, prefix_caching, compiled = run
+    if not compiled:
+        monkeypatch.setattr(linear, "kernels", lambda: "not in this run")
+        monkeypatch.setattr(attention_compiled, "kernels", lambda: "not in this run")
+    elif isinstance(kernels(), str):
+        pytest.skip(f"no kernels here: {kernels()}")
     pool, requests = requests_under_pressure(run, answers(family), make_loop, make_request)
     record = make_loop(oracle(family).folder, **pool).run(requests, budget=budget, prefix_caching=prefix_caching)
 
     assert record.outputs == [list(request.answer.output) for request in requests]
     assert puts_to_the_test(run, record)
+
+
+@pytest.mark.parametrize("layout", known_layouts(torch.float32), ids=lambda layout: layout.name)
+def test_in_every_layout_of_the_matrices(layout, answers, oracle, make_loop, make_request, monkeypatch):
+    monkeypatch.setattr(decoder, "choose_layouts", lambda *_: Layouts(layout, layout))
+    requests = [make_request(answer) for answer in answers("qwen2")]
+    record = make_loop(oracle("qwen2").folder, block_size=16, num_blocks=60, max_num_seqs=8).run(requests, budget=64)
+    assert record.outputs == [list(request.answer.output) for request in requests]
 
 
 def a_block_late(runner):
