@@ -15,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from headway_core.batching.plan import Item
+from headway_runtime.attention_compiled import CompiledAttention, kernels_for
 from headway_runtime.attention_cpu import CpuAttention
 from headway_runtime.flat_batch import flatten
 from headway_runtime.kv_cache import KVCache
@@ -22,7 +23,7 @@ from headway_runtime.linear import Layouts, Linear, known_layouts
 from headway_runtime.models.config import ModelConfig, read_config
 from torch.nn import functional
 
-LAYERS, BLOCK = 30, 32
+LAYERS, BLOCK, PREFILL = 30, 32, 512
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 49152,
@@ -84,7 +85,7 @@ class Gathered:
 
 
 def attention() -> None:
-    """48 ragged rows, one new token each, 30 layers."""
+    """48 ragged rows, one new token each; and a prompt."""
     draw = random.Random(0)
     lengths = [draw.randint(64, 600) for _ in range(48)]
     config = read_config(CONFIG, "config.json")
@@ -95,14 +96,27 @@ def attention() -> None:
         tables[row, :count] = [shuffled.pop() for _ in range(count)]
     cache = KVCache(config, sum(counts), BLOCK, torch.float32, torch.device("cpu"))
     cache.data.normal_()
-    ours, usual = CpuAttention(config, cache, tables), Gathered(config, lengths, tables)
-    ours.begin(flatten([Item(row, 0, row, length - 1, 1, True, ()) for row, length in enumerate(lengths)]))
-    q, new = torch.randn(48, 9, 64), torch.randn(48, 3, 64)
-    in_place = best(lambda: [ours.attend(layer, q, new, new) for layer in range(LAYERS)])
+    tokens = sum(lengths)
+    decodes = flatten([Item(row, 0, row, length - 1, 1, True, ()) for row, length in enumerate(lengths)])
+    chunk = flatten([Item(0, 0, 0, 0, PREFILL, True, ())])
+    ways = {"torch's operators, in place": CpuAttention(config, cache, tables)}
+    if (kernels := kernels_for(64, BLOCK, torch.float32)) is not None:
+        ways["our kernels, in place"] = CompiledAttention(config, cache, tables, kernels)
+    print(
+        f"| attention, {LAYERS} layers | decode, 48 rows, {tokens} tokens of context, ms | prefill of {PREFILL} tokens, ms |\n|---|---|---|"
+    )
+    for name, way in ways.items():
+        milliseconds = []
+        for batch in (decodes, chunk):
+            count = len(batch.rows)
+            q, new = torch.randn(count, 9, 64), torch.randn(count, 3, 64)
+            way.begin(batch)
+            milliseconds.append(best(lambda way=way, q=q, new=new: [way.attend(layer, q, new, new) for layer in range(LAYERS)]) * 1e3)
+        print(f"| {name} | {milliseconds[0]:.0f} | {milliseconds[1]:.0f} |")
+    usual, q = Gathered(config, lengths, tables), torch.randn(48, 9, 64)
     gathered = best(lambda: [usual.attend(layer, q) for layer in range(LAYERS)])
-    floor = best(cache.data.sum) * sum(lengths) / (sum(counts) * BLOCK)
-    print(f"Decode attention, 48 rows, {sum(lengths)} tokens of context, {LAYERS} layers: in place {in_place * 1e3:.0f} ms,")
-    print(f"gathered {gathered * 1e3:.0f} ms, reading keys and values once {floor * 1e3:.0f} ms.\n")
+    floor = best(cache.data.sum) * tokens / (sum(counts) * BLOCK)
+    print(f"| gathered, torch's | {gathered * 1e3:.0f} | |\n| reading keys and values once | {floor * 1e3:.0f} | |\n")
 
 
 def products() -> None:

@@ -10,6 +10,8 @@ RUN python -m compileall -q /app/headway_core /app/headway_runtime
 
 FROM python:3.11-slim-bookworm
 LABEL org.opencontainers.image.title="headway runtime" org.opencontainers.image.licenses="Apache-2.0"
+# On a CPU the engine compiles its kernels as it starts, for the processor of its node.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 COPY --from=build /app /app
 # The device plugin or the container toolkit brings the driver; these two say what of it is wanted.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -111,6 +111,10 @@ class TestImage:
         foreign = {name: makers.get(name, [name]) for name in names if not name.startswith("headway_")}
         assert {name for name, known in foreign.items() if not have & {re.sub(r"[-_.]+", "-", maker).lower() for maker in known}} == set()
 
+    def test_the_runtime_alone_has_a_compiler_for_its_kernels(self, component):
+        _, final = stages(component)
+        assert any(" gcc " in line for line in final.all("RUN")) == (component == "runtime")
+
     def test_nobody_is_root_and_the_chart_finds_what_it_expects(self, component):
         _, final = stages(component)
         (user,) = final.all("USER")

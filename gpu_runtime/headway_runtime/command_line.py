@@ -20,6 +20,8 @@ examples:
   headway-runtime --host 0.0.0.0 --policy /etc/headway --pool chat --replica-id $POD_NAME
       as in a pod: obey the policy of pool "chat" from a mounted directory
 
+On a CPU, float32 is fastest where there is a C compiler: the engine compiles its kernels as it starts, with cc or what $CC names.
+
 try it:
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32}'
