@@ -102,9 +102,8 @@ def attention() -> None:
     ways = {"torch's operators, in place": CpuAttention(config, cache, tables)}
     if (kernels := kernels_for(64, BLOCK, torch.float32)) is not None:
         ways["our kernels, in place"] = CompiledAttention(config, cache, tables, kernels)
-    print(
-        f"| attention, {LAYERS} layers | decode, 48 rows, {tokens} tokens of context, ms | prefill of {PREFILL} tokens, ms |\n|---|---|---|"
-    )
+    print(f"Attention, {LAYERS} layers: decode of 48 rows with {tokens} tokens of context, and prefill of {PREFILL} tokens.\n")
+    print("| | decode, ms | prefill, ms |\n|---|---|---|")
     for name, way in ways.items():
         milliseconds = []
         for batch in (decodes, chunk):
