@@ -36,8 +36,7 @@ def headway(model: str) -> Serve:
     from headway_runtime.model_runner import ModelRunner
     from headway_runtime.sampling import SamplingParams
 
-    # All requests are there and none has a TPOT to keep, so much is prefilled at once: fewer iterations read the weights.
-    block_size, rows, length, limits = 32, 48, 1024, Limits(48, 2048)
+    block_size, rows, length, limits = 32, 48, 1024, Limits(48, 512)  # 512 is what the runtime's own budget becomes at most on a CPU
     num_blocks = rows * length // block_size
     checkpoint = open_checkpoint(Path(model), "float32")
     runner = ModelRunner(

@@ -19,7 +19,7 @@ from headway_runtime.models.config import ModelConfig
 
 _ROWS = 96
 """Queries times heads of a group that are computed together: their scores of 512 keys stay in a second-level cache."""
-_FIELDS = ("kv_heads", "groups", "head_dim", "block_size", "block_step", "table_width", "q_step", "window")
+_FIELDS = ("kv_heads", "groups", "head_dim", "block_size", "block_step", "table_width", "q_step", "k_step", "v_step", "window")
 
 
 class _Shape(ctypes.Structure):
@@ -48,17 +48,20 @@ class CompiledAttention:
         groups = config.num_heads // config.num_kv_heads
         self._queries = max(1, _ROWS // groups)
         self._shape = _Shape(
-            cache.kv_heads, groups, cache.head_dim, cache.block_size, cache.data.stride(0), tables.shape[1], 0, 0, cache.head_dim**-0.5
+            kv_heads=cache.kv_heads,
+            groups=groups,
+            head_dim=cache.head_dim,
+            block_size=cache.block_size,
+            block_step=cache.data.stride(0),
+            table_width=tables.shape[1],
+            scale=cache.head_dim**-0.5,
         )
         self._jobs = np.empty((0, 4), dtype=np.int64)
         """(jobs, 4): first token, tokens, position of the first, row."""
-        self._slots = (torch.empty(0, dtype=torch.int64),) * 2
 
     def begin(self, batch: FlatBatch) -> None:
-        """Lay out one iteration: where its new keys go, and which queries are computed together."""
-        size, count = self._cache.block_size, len(batch.decode_rows)
-        blocks = self._tables[batch.rows, batch.positions // size].astype(np.int64)
-        self._slots = torch.from_numpy(blocks), torch.from_numpy(batch.positions % size)
+        """Lay out one iteration: which queries are computed together."""
+        count = len(batch.decode_rows)
         decodes = np.stack((np.arange(count), np.ones(count, dtype=np.int64), batch.decode_positions, batch.decode_rows), axis=1)
         chunks = [
             (chunk.offset + done, min(self._queries, chunk.count - done), chunk.start + done, chunk.row)
@@ -70,37 +73,27 @@ class CompiledAttention:
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `models.decoder.Attention`."""
         cache, shape, jobs = self._cache, self._shape, self._jobs
-        cache.store(layer, k, v, *self._slots)
-        if q.stride()[1:] != (cache.head_dim, 1):
-            q = q.contiguous()
-        shape.q_step, shape.window = q.stride(0), self._windows[layer] or 0
-        out = torch.empty((len(q), q.shape[1] * cache.head_dim))
-        keys = cache.pieces[layer].data_ptr()
-        self._attend(
-            ctypes.addressof(shape),
-            q.data_ptr(),
-            keys,
-            self._tables.ctypes.data,
-            jobs.ctypes.data,
-            len(jobs),
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
+        q, k, v = (x if x.stride()[1:] == (cache.head_dim, 1) else x.contiguous() for x in (q, k, v))
+        shape.q_step, shape.k_step, shape.v_step = q.stride(0), k.stride(0), v.stride(0)
+        shape.window = self._windows[layer] or 0
+        out = q.new_empty((len(q), q.shape[1] * cache.head_dim))
+        tensors = (x.data_ptr() for x in (q, k, v, cache.pieces[layer]))
+        arrays = (x.ctypes.data for x in (self._tables, jobs))
+        self._attend(ctypes.addressof(shape), *tensors, *arrays, len(jobs), out.data_ptr(), torch.get_num_threads())
         return out
 
 
 def _agrees(kernels: Kernels) -> bool:
-    """Whether four queries of two heads over two blocks, in no order, get what the plain formula gives: tried, never assumed."""
+    """Whether a prompt of two blocks, in no order, gets what the plain formula gives: tried, never assumed."""
     size = dim = kernels.panel
+    tokens = size + 2
     generator = torch.Generator().manual_seed(0)
-    q, cache = torch.randn((4, 2, dim), generator=generator), torch.randn((3, 2, dim * size), generator=generator)
-    table, jobs, position = np.array([[2, 0]], dtype=np.int32), np.array([[0, 4, size - 2, 0]]), size - 2
-    shape = _Shape(1, 2, dim, size, cache.stride(0), 2, q.stride(0), 0, dim**-0.5)
-    out = torch.empty((4, 2, dim))
-    kernels.attend(ctypes.addressof(shape), q.data_ptr(), cache.data_ptr(), table.ctypes.data, jobs.ctypes.data, 1, out.data_ptr(), 1)
-    blocks = cache[[2, 0]]
-    keys = blocks[:, 0].view(2, dim, size).transpose(1, 2).reshape(1, -1, dim)  # (1, tokens, D)
-    values = blocks[:, 1].reshape(1, -1, dim)
-    seen = torch.arange(2 * size) <= position + torch.arange(4)[:, None]
-    expected = functional.scaled_dot_product_attention(q.transpose(0, 1), keys.expand(2, -1, -1), values.expand(2, -1, -1), seen)
+    q, k, v = (torch.randn((tokens, heads, dim), generator=generator) for heads in (2, 1, 1))
+    cache, out = torch.full((3, 2, dim * size), torch.nan), torch.empty((tokens, 2, dim))
+    table, jobs = np.array([[2, 0]], dtype=np.int32), np.array([[0, tokens, 0, 0]], dtype=np.int64)
+    shape = _Shape(1, 2, dim, size, cache.stride(0), 2, q.stride(0), k.stride(0), v.stride(0), 0, dim**-0.5)
+    tensors = (x.data_ptr() for x in (q, k, v, cache))
+    kernels.attend(ctypes.addressof(shape), *tensors, table.ctypes.data, jobs.ctypes.data, 1, out.data_ptr(), 1)
+    q, k, v = (x.transpose(0, 1) for x in (q, k.expand(-1, 2, -1), v.expand(-1, 2, -1)))
+    expected = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     return torch.allclose(out.transpose(0, 1), expected, rtol=1e-4, atol=1e-4)

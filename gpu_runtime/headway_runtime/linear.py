@@ -120,18 +120,18 @@ def _compiled(kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None)
     if outputs % panel:
         weight = functional.pad(weight, (0, 0, 0, panels * panel - outputs))
     depth = -(-inputs // -(-inputs * panel * weight.itemsize // _PANEL_BYTES))
-    packed = torch.empty(weight.numel())
+    packed = weight.new_empty(weight.numel())
     laid = 0
     for part in torch.split(weight.reshape(panels, panel, inputs), depth, dim=2):  # (panels, panel, depth)
         packed[laid : laid + part.numel()].view(panels, -1, panel).copy_(part.transpose(1, 2))
         laid += part.numel()
-    start = torch.zeros(panels * panel)
+    start = weight.new_zeros(panels * panel)
     if bias is not None:
         start[:outputs] = bias
 
     def product(x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
-        y = torch.empty((len(x), outputs))
+        y = x.new_empty((len(x), outputs))
         places = x.data_ptr(), packed.data_ptr(), start.data_ptr(), y.data_ptr()
         kernels.product(places[0], len(x), inputs, places[1], places[2], outputs, places[3], depth, torch.get_num_threads())
         return y

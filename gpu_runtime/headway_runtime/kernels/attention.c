@@ -32,7 +32,7 @@ typedef struct {
 	long kv_heads, groups, head_dim, block_size;
 	long block_step;  /* floats from one block to the next */
 	long table_width; /* entries of a row of the table */
-	long q_step;      /* floats from one token's queries to the next */
+	long q_step, k_step, v_step; /* floats from one token to the next */
 	long window;      /* keys that a query sees, 0 for all before it and itself */
 	float scale;
 } shape_t;
@@ -140,10 +140,31 @@ static void attend_one(const shape_t *shape, const float *q, const float *cache,
 	}
 }
 
-/* q (tokens, kv_heads · groups, D), the cache from the first key of a layer on → out (tokens, kv_heads · groups, D). */
-void attend(const shape_t *shape, const float *q, const float *cache, const int *table, const job_t *jobs, long count, float *out,
-	long threads)
+/* The keys and values of a job's tokens, to where they belong. */
+static void store(const shape_t *shape, const float *k, const float *v, float *cache, const int *table, job_t job)
 {
+	long dim = shape->head_dim, size = shape->block_size, piece = size * dim;
+	for (long i = 0; i < job.count; i++) {
+		long position = job.position + i, token = job.token + i;
+		float *block = cache + table[job.row * shape->table_width + position / size] * shape->block_step;
+		for (long head = 0; head < shape->kv_heads; head++) {
+			float *keys = block + head * piece + position % size;
+			for (long d = 0; d < dim; d++)
+				keys[d * size] = k[token * shape->k_step + head * dim + d];
+			float *values = block + (shape->kv_heads + head) * piece + position % size * dim;
+			__builtin_memcpy(values, v + token * shape->v_step + head * dim, dim * sizeof *values);
+		}
+	}
+}
+
+/* q (tokens, kv_heads · groups, D), new k and v (tokens, kv_heads, D), the cache from the first key of a layer on → k and v are in the cache,
+ * and out (tokens, kv_heads · groups, D). */
+void attend(const shape_t *shape, const float *q, const float *k, const float *v, float *cache, const int *table, const job_t *jobs,
+	long count, float *out, long threads)
+{
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+	for (long i = 0; i < count; i++)
+		store(shape, k, v, cache, table, jobs[i]);
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
 	for (long i = 0; i < count * shape->kv_heads; i++)
 		attend_one(shape, q, cache, table, jobs[i / shape->kv_heads], i % shape->kv_heads, out);

@@ -46,7 +46,7 @@ def kernels() -> Kernels | str:
     except NoKernelsError as error:
         return str(error)
     library.product.argtypes = (_POINTER, _NUMBER, _NUMBER, _POINTER, _POINTER, _NUMBER, _POINTER, _NUMBER, _NUMBER)
-    library.attend.argtypes = (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _NUMBER, _POINTER, _NUMBER)
+    library.attend.argtypes = (*(_POINTER,) * 7, _NUMBER, _POINTER, _NUMBER)
     library.product.restype = library.attend.restype = None
     return Kernels(ctypes.c_long.in_dll(library, "panel").value, library.product, library.attend)
 
