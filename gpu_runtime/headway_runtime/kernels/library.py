@@ -1,6 +1,6 @@
 """Compiles the C files beside this one when the engine starts, for the processor it starts on.
 
-The compiler is the machine's own (`cc`, or what the variable CC names); half a second is less than keeping what it made would cost in
+The compiler is the machine's own (`cc`, or what the variable CC names). It takes less than a second; keeping what it made would raise
 questions of which processor and which version that was for. Whoever asks must do without where there is none.
 """
 
