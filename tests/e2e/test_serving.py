@@ -26,7 +26,7 @@ def release(full_cluster: Client, product_values: Path, request: pytest.FixtureR
     with fresh_namespace(full_cluster, request) as namespace:
         installed = Release(full_cluster, namespace, product_values)
         installed.install()
-        # The gateway may hear of a pool seconds after its pods are ready; until then it says 503 and when to come back, which is obeyed here.
+        # The gateway may hear of a pool seconds after its pods are ready. Until then it says 503 and when to come back: as told here.
         client = installed.client().with_options(max_retries=8)
         client.chat.completions.create(model=client.models.list().data[0].id, messages=QUESTION, max_tokens=1)
         yield installed
