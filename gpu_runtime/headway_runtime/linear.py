@@ -90,8 +90,7 @@ def choose_layouts(weights: Sequence[torch.Tensor], total_bytes: int, device: to
 def known_layouts(dtype: torch.dtype) -> list[Layout]:
     """All that work on this machine's processor, the ordinary one first."""
     found = [Layout("oneDNN's", _onednn)] if torch._C._has_mkldnn else []
-    compiled = kernels()
-    if dtype == torch.float32 and isinstance(compiled, Kernels):
+    if dtype == torch.float32 and isinstance(compiled := kernels(), Kernels):  # for another dtype nothing is compiled
         found.append(Layout("compiled for this processor", partial(_compiled, compiled)))
     return [_PLAIN, *(layout for layout in found if _agrees(layout, dtype))]
 
