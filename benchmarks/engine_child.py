@@ -1,9 +1,10 @@
-"""One engine in a process of its own, for `engine.py`: loads a model, then serves the same requests each time a line comes in.
+"""One engine in a process of its own, for `engine.py`: loads a model, then serves the same requests each time a line
+comes in.
 
     python engine_child.py headway|transformers|transformers-sized|vllm MODEL_FOLDER REQUESTS_FILE
 
-Answers each line with one of JSON: output tokens and lengths, the CPU seconds of this process and all its children, wall seconds. A peer's
-own environment runs this file, so it imports nothing of Headway before it is asked to.
+Answers each line with one of JSON: output tokens and lengths, the CPU seconds of this process and all its children,
+wall seconds. A peer's own environment runs this file, so it imports nothing of Headway before it is asked to.
 """
 # ruff: noqa: PLC0415 -- each engine is imported where it is installed
 
@@ -36,18 +37,31 @@ def headway(model: str) -> Serve:
     from headway_runtime.model_runner import ModelRunner
     from headway_runtime.sampling import SamplingParams
 
-    block_size, rows, length, limits = 32, 48, 1024, Limits(48, 512)  # 512 is what the runtime's own budget becomes at most on a CPU
+    block_size, rows, length, limits = (
+        32,
+        48,
+        1024,
+        Limits(48, 512),
+    )  # 512 is what the runtime's own budget becomes at most on a CPU
     num_blocks = rows * length // block_size
     checkpoint = open_checkpoint(Path(model), "float32")
     runner = ModelRunner(
-        checkpoint, max_num_seqs=rows, num_blocks=num_blocks, block_size=block_size, max_model_len=length, device="cpu", threads=1
+        checkpoint,
+        max_num_seqs=rows,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=length,
+        device="cpu",
+        threads=1,
     )
     gc.collect()
     gc.freeze()
 
     def serve(requests: Requests) -> list[int]:
         scheduler = Scheduler(num_blocks=num_blocks, block_size=block_size, limits=limits, prefix_caching=False)
-        engine = Engine(runner, scheduler, StepTimeModel(), block_size=block_size, capacity=limits, prefix_caching=False)
+        engine = Engine(
+            runner, scheduler, StepTimeModel(), block_size=block_size, capacity=limits, prefix_caching=False
+        )
         for number, (prompt, tokens) in enumerate(requests):
             params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=tokens)
             engine.add(AddSequence(number, 0, 0.0, None, b"", np.array(prompt, dtype=np.int32), tokens, params), 0.0)
@@ -62,7 +76,8 @@ def headway(model: str) -> Serve:
 
 
 def transformers(model: str, sized: bool = False) -> Serve:
-    """transformers' continuous batching as `generate_batch` runs it; `sized`: with sizes set by hand, that cost it less on a CPU."""
+    """transformers' continuous batching as `generate_batch` runs it; `sized`: with sizes set by hand, that cost it less
+    on a CPU."""
     import torch
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
     from transformers.generation.continuous_batching.utils import WorkloadHints
@@ -70,7 +85,11 @@ def transformers(model: str, sized: bool = False) -> Serve:
     torch.set_num_threads(1)
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa").eval()
     generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-    sizes = {"page_size": 32, "num_blocks": 48 * 1024 // 32, "max_batch_tokens": 128, "allow_block_sharing": False} if sized else {}
+    sizes = (
+        {"page_size": 32, "num_blocks": 48 * 1024 // 32, "max_batch_tokens": 128, "allow_block_sharing": False}
+        if sized
+        else {}
+    )
     batching = ContinuousBatchingConfig(**sizes)
     hints = WorkloadHints(max_prompt_length=512, max_generated_length=128, num_requests=48)
 
@@ -80,7 +99,10 @@ def transformers(model: str, sized: bool = False) -> Serve:
         with (
             torch.inference_mode(),
             loaded.continuous_batching_context_manager(
-                generation_config=generation, continuous_batching_config=batching, workload_hints=hints, persistent_manager=True
+                generation_config=generation,
+                continuous_batching_config=batching,
+                workload_hints=hints,
+                persistent_manager=True,
             ) as manager,
         ):
             for number, (prompt, tokens) in enumerate(requests):
@@ -88,7 +110,9 @@ def transformers(model: str, sized: bool = False) -> Serve:
             while waiting:
                 result = manager.get_result(timeout=1800)  # it reports a request when it is over
                 if result is None:
-                    raise RuntimeError(f"transformers' loop ended no request: {manager.background_thread_status.fatal_error}")
+                    raise RuntimeError(
+                        f"transformers' loop ended no request: {manager.background_thread_status.fatal_error}"
+                    )
                 if result.is_finished():
                     counts[result.request_id] = len(result.generated_tokens)
                     waiting.discard(result.request_id)
@@ -99,7 +123,9 @@ def transformers(model: str, sized: bool = False) -> Serve:
 
 def vllm(model: str) -> Serve:
     """vLLM's offline engine on the CPU."""
-    os.environ.update(VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_CPU_KVCACHE_SPACE="4", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
+    os.environ.update(
+        VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_CPU_KVCACHE_SPACE="4", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1"
+    )
     from vllm import LLM, SamplingParams
 
     engine = LLM(
@@ -115,7 +141,10 @@ def vllm(model: str) -> Serve:
     )
 
     def serve(requests: Requests) -> list[int]:
-        params = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False) for _, tokens in requests]
+        params = [
+            SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+            for _, tokens in requests
+        ]
         outputs = engine.generate([{"prompt_token_ids": prompt} for prompt, _ in requests], params, use_tqdm=False)
         return [len(output.outputs[0].token_ids) for output in outputs]
 
@@ -148,7 +177,10 @@ def main() -> None:
     for _ in sys.stdin:
         began, cpu = time.perf_counter(), cpu_seconds()
         counts = serve(requests)
-        print(json.dumps({"counts": counts, "cpu": cpu_seconds() - cpu, "wall": time.perf_counter() - began}), file=answers)
+        print(
+            json.dumps({"counts": counts, "cpu": cpu_seconds() - cpu, "wall": time.perf_counter() - began}),
+            file=answers,
+        )
 
 
 if __name__ == "__main__":

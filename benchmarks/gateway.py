@@ -1,11 +1,12 @@
-"""What the gateway costs: CPU per relayed chunk beside a bare byte relay, added latency, requests per core beside a peer, streams held.
+"""What the gateway costs: CPU per relayed chunk beside a bare byte relay, added latency, requests per core beside a
+peer, streams held.
 
     python benchmarks/gateway.py chunks            100 streams, one chunk each every 20 ms, all at the same instant
     python benchmarks/gateway.py requests          small JSON answers; --litellm PATH/TO/bin/litellm adds the peer
     python benchmarks/gateway.py held              more and more streams, one chunk each per second
 
-Every part runs in a process of its own: a scripted runtime, the relay under test, and the load. Only the relay's CPU time is counted. The
-baseline of each table is measured in the same run; compare ratios, the machine is shared.
+Every part runs in a process of its own: a scripted runtime, the relay under test, and the load. Only the relay's CPU
+time is counted. The baseline of each table is measured in the same run; compare ratios, the machine is shared.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def gateway(ports: list[int]) -> Iterator[tuple[psutil.Process, int]]:
 
 
 def measured(relay: psutil.Process | None, *load: object, whole: bool = False) -> dict[str, float]:
-    """Runs a load. `cpu` is what the relay used while it measured; with `whole`, from the load's first connection on."""
+    """Runs a load. `cpu` is what the relay used while it measured; with `whole`, from the load's first connection
+    on."""
     before = _cpu(relay)
     running = subprocess.Popen([str(word) for word in part(*load)], stdout=subprocess.PIPE, text=True)
     running.stdout.readline()
@@ -72,14 +74,17 @@ def measured(relay: psutil.Process | None, *load: object, whole: bool = False) -
 
 
 def _cpu(relay: psutil.Process | None) -> float:
-    """CPU seconds so far, from the kernel's clock of that process: what psutil reads goes in steps of 10 ms, a tenth of a round."""
+    """CPU seconds so far, from the kernel's clock of that process: what psutil reads goes in steps of 10 ms, a tenth of
+    a round."""
     return time.clock_gettime((~relay.pid << 3) | _PROCESS_CPU_CLOCK) if relay else 0.0
 
 
 def chunks(rounds: int, each: int) -> None:
     """CPU per chunk and added latency, synchronised streams; the arms alternate."""
     streams = 100
-    print(f"{streams} streams x {each} chunks every 20 ms, all at the same instant; {rounds} rounds, arms alternating\n")
+    print(
+        f"{streams} streams x {each} chunks every 20 ms, all at the same instant; {rounds} rounds, arms alternating\n"
+    )
     print("| relay | chunks/s | p50 / p99 ms | added p50 / p99 ms | CPU us per chunk | over bare |")
     print("|---|---|---|---|---|---|")
     sums: dict[str, list[dict[str, float]]] = {"none": [], "bare": [], "gateway": []}
@@ -118,7 +123,9 @@ def requests(litellm: Path | None, seconds: float) -> None:
             _request_row("gateway", measured(running, "requests", port, connections, seconds, ""))
         if litellm is not None:
             with peer(litellm, ports[0]) as (running, port):
-                _request_row("litellm proxy", measured(running, "requests", port, connections, seconds, "sk-bench-1234"))
+                _request_row(
+                    "litellm proxy", measured(running, "requests", port, connections, seconds, "sk-bench-1234")
+                )
 
 
 def _request_row(name: str, result: dict[str, float]) -> None:
@@ -134,7 +141,11 @@ def peer(litellm: Path, upstream_port: int) -> Iterator[tuple[psutil.Process, in
         "model_list": [
             {
                 "model_name": MODEL,
-                "litellm_params": {"model": f"openai/{MODEL}", "api_base": f"http://127.0.0.1:{upstream_port}/v1", "api_key": "x"},
+                "litellm_params": {
+                    "model": f"openai/{MODEL}",
+                    "api_base": f"http://127.0.0.1:{upstream_port}/v1",
+                    "api_key": "x",
+                },
             }
         ],
         "general_settings": {"master_key": "sk-bench-1234"},
@@ -176,10 +187,14 @@ def _until_listening(port: int) -> None:
 
 
 def held(seconds: float) -> None:
-    """Streams held at once: one chunk per second each, spread over the second, as many as the limit of open files permits up to 10,000."""
+    """Streams held at once: one chunk per second each, spread over the second, as many as the limit of open files
+    permits up to 10,000."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(10_000, (files - OTHER_FILES) // 2)
-    print(f"one chunk per second and stream, spread over the second; a process may open {files} files, so a relay holds {most} streams\n")
+    print(
+        f"one chunk per second and stream, spread over the second; a process may open {files} files, so a relay "
+        f"holds {most} streams\n"
+    )
     print("| streams | relay | chunks/s | p50 / p99 ms | p50 over bare | CPU of one core | memory MiB |")
     print("|---|---|---|---|---|---|---|")
     with process(*part("upstream", 100_000, 1.0, 1)) as (_, ports):
@@ -195,7 +210,8 @@ def _held_row(count: int, relay: str, result: dict[str, float], bare: dict[str, 
     broken = f" ({result['broken']} broken)" if result["broken"] else ""
     over = "" if result is bare else f"{result['p50'] / bare['p50']:.2f}"
     print(
-        f"| {count}{broken} | {relay} | {result['chunks'] / result['seconds']:.0f} | {result['p50']:.2f} / {result['p99']:.2f} | {over} "
+        f"| {count}{broken} | {relay} | {result['chunks'] / result['seconds']:.0f} | {result['p50']:.2f} / "
+        f"{result['p99']:.2f} | {over} "
         f"| {result['cpu'] / result['seconds']:.0%} | {result['rss']:.0f} |",
         flush=True,
     )

@@ -1,6 +1,8 @@
-"""The parts that `gateway.py` measures with, each run as a process of its own: a scripted runtime, a bare byte relay, a gateway, and load.
+"""The parts that `gateway.py` measures with, each run as a process of its own: a scripted runtime, a bare byte relay, a
+gateway, and load.
 
-    python benchmarks/gateway_traffic.py upstream CHUNKS GAP SPREAD | bare PORT | gateway PORT CONTROL | streams ... | requests ...
+    python benchmarks/gateway_traffic.py upstream CHUNKS GAP SPREAD | bare PORT | gateway PORT CONTROL | streams ... |
+    requests ...
 
 Servers print their ports; loads print "measuring" when they begin to, and one line of JSON at the end.
 """
@@ -24,7 +26,10 @@ from headway_gateway.settings import Settings, parse_pool
 MODEL = "m"
 _BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": True}).encode()
 _PLAIN = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}).encode()
-_RECORD = b'data: {"id":"x","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":"%d"}}]}\n\n'
+_RECORD = (
+    b"data: "
+    b'{"id":"x","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":"%d"}}]}\n\n'
+)
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _ANSWER = json.dumps(
     {
@@ -75,7 +80,8 @@ class Upstream(asyncio.Protocol):
                 self.streams.add(self)
             else:
                 self.transport.write(
-                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(_ANSWER) + _ANSWER
+                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(_ANSWER)
+                    + _ANSWER
                 )
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -125,7 +131,8 @@ class Control(asyncio.Protocol):
 
 
 async def upstream(chunks: int, gap: float, spread: bool) -> None:
-    """`spread`: the streams' chunks are spread over the gap; otherwise all come at the same instant, as tokens of one engine step do."""
+    """`spread`: the streams' chunks are spread over the gap; otherwise all come at the same instant, as tokens of one
+    engine step do."""
     loop = asyncio.get_running_loop()
     serving = await loop.create_server(lambda: Upstream(chunks), "127.0.0.1", 0, backlog=20_000)
     control = await loop.create_server(Control, "127.0.0.1", 0)
@@ -154,7 +161,9 @@ class Pipe(asyncio.Protocol):
         self.transport = transport
         if self.other is None:
             loop = asyncio.get_running_loop()
-            self.opening = loop.create_task(loop.create_connection(lambda: Pipe(self.port, self), "127.0.0.1", self.port))
+            self.opening = loop.create_task(
+                loop.create_connection(lambda: Pipe(self.port, self), "127.0.0.1", self.port)
+            )
         else:
             self.other.other = self
             transport.write(self.other.early)
@@ -190,7 +199,10 @@ class Stream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        head = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: "
+            b"application/json\r\ncontent-length: %d\r\n\r\n"
+        )
         transport.write(head % len(_BODY) + _BODY)
 
     def data_received(self, data: bytes) -> None:
@@ -244,9 +256,8 @@ class Asker(asyncio.Protocol):
     def __init__(self, taken: list[int], headers: bytes) -> None:
         self.taken = taken
         self.request = (
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n%scontent-length: %d\r\n\r\n"
-            % (headers, len(_PLAIN))
-            + _PLAIN
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: "
+            b"application/json\r\n%scontent-length: %d\r\n\r\n" % (headers, len(_PLAIN)) + _PLAIN
         )
         self.buffer = b""
 
@@ -287,7 +298,12 @@ async def load_requests(port: int, count: int, seconds: float, key: str) -> None
     taken.sort()
     print(
         json.dumps(
-            {"requests": len(taken), "seconds": elapsed, "p50": taken[len(taken) // 2] / 1e6, "p99": taken[int(len(taken) * 0.99)] / 1e6}
+            {
+                "requests": len(taken),
+                "seconds": elapsed,
+                "p50": taken[len(taken) // 2] / 1e6,
+                "p99": taken[int(len(taken) * 0.99)] / 1e6,
+            }
         )
     )
     sys.stdout.flush()

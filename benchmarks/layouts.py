@@ -1,9 +1,11 @@
-"""What the engine's two kinds of work cost on this processor: decode attention by layout, and matrix products by layout and rows.
+"""What the engine's two kinds of work cost on this processor: decode attention by layout, and matrix products by layout
+and rows.
 
     python benchmarks/layouts.py
 
-135M Llama shape, float32, one thread, CPU seconds of this process, best of several. Every layer has keys, values and matrices of its own,
-so they come from memory, as in a model. The floor of attention is reading each cached key and value once.
+135M Llama shape, float32, one thread, CPU seconds of this process, best of several. Every layer has keys, values and
+matrices of its own, so they come from memory, as in a model. The floor of attention is reading each cached key and
+value once.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def best(run: Callable[[], object], tries: int = 5) -> float:
 
 
 class Gathered:
-    """The usual way, for comparison: rows of like length are gathered into a buffer, head by head, and given to SDPA with a mask."""
+    """The usual way, for comparison: rows of like length are gathered into a buffer, head by head, and given to SDPA
+    with a mask."""
 
     def __init__(self, config: ModelConfig, lengths: list[int], tables: np.ndarray) -> None:
         self._shape = (config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_dim)
@@ -102,7 +105,10 @@ def attention() -> None:
     ways = {"torch's operators, in place": CpuAttention(config, cache, tables)}
     if (kernels := kernels_for(64, BLOCK, torch.float32)) is not None:
         ways["our kernels, in place"] = CompiledAttention(config, cache, tables, kernels)
-    print(f"Attention, {LAYERS} layers: decode of 48 rows with {tokens} tokens of context, and prefill of {PREFILL} tokens.\n")
+    print(
+        f"Attention, {LAYERS} layers: decode of 48 rows with {tokens} tokens of context, and prefill of "
+        f"{PREFILL} tokens.\n"
+    )
     print("| | decode, ms | prefill, ms |\n|---|---|---|")
     for name, way in ways.items():
         milliseconds = []
@@ -110,7 +116,9 @@ def attention() -> None:
             count = len(batch.rows)
             q, new = torch.randn(count, 9, 64), torch.randn(count, 3, 64)
             way.begin(batch)
-            milliseconds.append(best(lambda way=way, q=q, new=new: [way.attend(layer, q, new, new) for layer in range(LAYERS)]) * 1e3)
+            milliseconds.append(
+                best(lambda way=way, q=q, new=new: [way.attend(layer, q, new, new) for layer in range(LAYERS)]) * 1e3
+            )
         print(f"| {name} | {milliseconds[0]:.0f} | {milliseconds[1]:.0f} |")
     usual, q = Gathered(config, lengths, tables), torch.randn(48, 9, 64)
     gathered = best(lambda: [usual.attend(layer, q) for layer in range(LAYERS)])

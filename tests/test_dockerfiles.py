@@ -1,4 +1,5 @@
-"""The images' recipes, read closely: what is copied is there, what is installed is what the code imports, and nobody runs as root."""
+"""The images' recipes, read closely: what is copied is there, what is installed is what the code imports, and nobody
+runs as root."""
 
 import ast
 import json
@@ -14,7 +15,11 @@ import pytest
 from headway_core.contract import CONTROL_PORT, SERVING_PORT
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = {"gateway": "gateway/headway_gateway", "operator": "operator/headway_operator", "runtime": "gpu_runtime/headway_runtime"}
+PACKAGES = {
+    "gateway": "gateway/headway_gateway",
+    "operator": "operator/headway_operator",
+    "runtime": "gpu_runtime/headway_runtime",
+}
 PORTS = {"gateway": {SERVING_PORT, CONTROL_PORT}, "operator": {CONTROL_PORT}, "runtime": {SERVING_PORT, CONTROL_PORT}}
 LOCKS = {"gateway": ["gateway"], "operator": ["operator"], "runtime": ["runtime", "model"]}
 
@@ -76,7 +81,11 @@ def imported(package):
 
 def pinned(lock):
     """Names of the distributions that a lock file pins, each with hashes."""
-    entries = [entry for entry in re.split(r"(?m)^(?=[a-z0-9])", (ROOT / "requirements" / f"{lock}.txt").read_text()) if "==" in entry]
+    entries = [
+        entry
+        for entry in re.split(r"(?m)^(?=[a-z0-9])", (ROOT / "requirements" / f"{lock}.txt").read_text())
+        if "==" in entry
+    ]
     assert all("--hash=sha256:" in entry for entry in entries)
     return {re.sub(r"[-_.]+", "-", entry.split("==")[0]).lower() for entry in entries}
 
@@ -101,7 +110,9 @@ class TestImage:
         locks = {path.stem for path in copied if path.parts[0] == "requirements"}
         assert locks == set(LOCKS[component])
         installs = [line for line in build.all("RUN") if line.startswith("pip install")]
-        assert len(installs) == len(locks) and all("--require-hashes --" in line and "--target /app " in line for line in installs)
+        assert len(installs) == len(locks) and all(
+            "--require-hashes --" in line and "--target /app " in line for line in installs
+        )
         code = {str(path) for path in copied if path.parts[0] != "requirements"}
         assert code == {"core/headway_core", PACKAGES[component]}
         names = set.union(*(imported(package) for package in code))
@@ -109,7 +120,11 @@ class TestImage:
         makers = packages_distributions()
         have = set.union(*(pinned(lock) for lock in locks))
         foreign = {name: makers.get(name, [name]) for name in names if not name.startswith("headway_")}
-        assert {name for name, known in foreign.items() if not have & {re.sub(r"[-_.]+", "-", maker).lower() for maker in known}} == set()
+        assert {
+            name
+            for name, known in foreign.items()
+            if not have & {re.sub(r"[-_.]+", "-", maker).lower() for maker in known}
+        } == set()
 
     def test_the_runtime_alone_has_a_compiler_for_its_kernels(self, component):
         _, final = stages(component)
@@ -125,7 +140,8 @@ class TestImage:
         assert final.environment["PYTHONDONTWRITEBYTECODE"] == "1"
 
     def test_the_entry_point_starts(self, component, tmp_path):
-        """With the copied packages alone, as in the image: no other package of the repository, and the folder at hand is not searched."""
+        """With the copied packages alone, as in the image: no other package of the repository, and the folder at hand
+        is not searched."""
         _, final = stages(component)
         (line,) = final.all("ENTRYPOINT")
         python, flag, module = json.loads(line)
@@ -135,10 +151,13 @@ class TestImage:
         program = (
             "import runpy, sys\n"
             f"own, checkout, module = {str(tmp_path)!r}, {str(ROOT)!r}, {module!r}\n"
-            "sys.path = [own] + [path for path in sys.path if 'site-packages' in path or not path.startswith(checkout)]\n"
+            "sys.path = [own] + [path for path in sys.path if 'site-packages' in path or not "
+            "path.startswith(checkout)]\n"
             "sys.argv = [module, '--help']\n"
             "runpy.run_module(module, run_name='__main__', alter_sys=True)\n"
         )
-        done = subprocess.run([sys.executable, "-P", "-c", program], cwd="/", capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program], cwd="/", capture_output=True, text=True, timeout=120, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert "usage:" in done.stdout

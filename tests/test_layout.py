@@ -33,7 +33,11 @@ def test_only_the_packages_hold_init_files():
 def test_no_file_is_a_drawer_for_odds_and_ends():
     names = [path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")]
     assert len(names) > 10
-    assert [path for path in names if path.stem in ("utils", "util", "common", "helpers", "misc") or path.stem.endswith("_v2")] == []
+    assert [
+        path
+        for path in names
+        if path.stem in ("utils", "util", "common", "helpers", "misc") or path.stem.endswith("_v2")
+    ] == []
 
 
 def test_every_package_says_what_it_is():

@@ -1,4 +1,5 @@
-"""The operations guide against the code: every reason, metric and alert has its row, and no row is about something that does not exist."""
+"""The operations guide against the code: every reason, metric and alert has its row, and no row is about something that
+does not exist."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ KIND_OF_OTHERS = {"_about_scaling": "ScalingActive"}
 
 def section(level: int, title: str) -> str:
     """The text under a heading, down to the next one of its level or above."""
-    found = re.search(rf"^{'#' * level} {re.escape(title)}\n(.*?)(?=^#{{1,{level}}} |\Z)", GUIDE, re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf"^{'#' * level} {re.escape(title)}\n(.*?)(?=^#{{1,{level}}} |\Z)", GUIDE, re.MULTILINE | re.DOTALL
+    )
     assert found, f"no heading {title}"
     return found[1]
 
@@ -51,7 +54,11 @@ def functions() -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def word(node: ast.expr) -> str | None:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) and WORD.fullmatch(node.value) else None
+    return (
+        node.value
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and WORD.fullmatch(node.value)
+        else None
+    )
 
 
 def calls(function: ast.AST, name: str) -> Iterator[ast.Call]:
@@ -65,14 +72,21 @@ def reasons_in_code() -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for function in functions():
         own = KIND_OF_PAIRS.get(function.name) or KIND_OF_OTHERS.get(function.name)
-        # A function may have a short form of its own, ``verdict(holds, reason, message)``, for the one condition that it is about.
-        inner = next((one for one in ast.walk(function) if isinstance(one, ast.FunctionDef) and one.name == "verdict"), None)
+        # A function may have a short form of its own, ``verdict(holds, reason, message)``, for the one condition that
+        # it is about.
+        inner = next(
+            (one for one in ast.walk(function) if isinstance(one, ast.FunctionDef) and one.name == "verdict"), None
+        )
         if inner is not None and inner is not function:
             own = next(kind for call in calls(inner, "Verdict") if (kind := word(call.args[0])))
             found |= {(own, reason) for call in calls(function, "verdict") if (reason := word(call.args[1]))}
         for call in calls(function, "Verdict"):
             kinds = [word(call.args[0])]
-            if isinstance(call.args[0], ast.Name) and call.args[0].id == "kind" and word(call.args[2]) == "TargetNotResolved":
+            if (
+                isinstance(call.args[0], ast.Name)
+                and call.args[0].id == "kind"
+                and word(call.args[2]) == "TargetNotResolved"
+            ):
                 continue  # told once in the guide, for all of `UNDECIDED`
             if len(call.args) > 2 and (reason := word(call.args[2])):
                 kind = kinds[0] or own
@@ -98,8 +112,14 @@ def decisions_in_code() -> set[str]:
             for call in calls(function, name):
                 found |= {reason for argument in call.args[1:] if (reason := word(argument))}
         for node in ast.walk(function):
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "reason" and function.name == "_scale_actions":
-                found |= {reason for part in ast.walk(node.value) if isinstance(part, ast.expr) and (reason := word(part))}
+            if (
+                isinstance(node, ast.Assign)
+                and getattr(node.targets[0], "id", "") == "reason"
+                and function.name == "_scale_actions"
+            ):
+                found |= {
+                    reason for part in ast.walk(node.value) if isinstance(part, ast.expr) and (reason := word(part))
+                }
     return found
 
 

@@ -23,8 +23,11 @@ Serve large language models so that TTFT and TPOT promises are kept.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 fine, 1 it failed while running, 2 it was asked for something impossible."""
-    parser = argparse.ArgumentParser(prog="headway", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Runs one command and returns its exit code: 0 fine, 1 it failed while running, 2 it was asked for something
+    impossible."""
+    parser = argparse.ArgumentParser(
+        prog="headway", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in (up_settings, bench, simulate, plan, calibrate):
         command.add_parser(commands)
@@ -35,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given.command == "up":
             return up.run(up_settings.check(given))
-        return {"bench": bench.run, "simulate": simulate.run, "plan": plan.run, "calibrate": calibrate.run}[given.command](given)
+        return {"bench": bench.run, "simulate": simulate.run, "plan": plan.run, "calibrate": calibrate.run}[
+            given.command
+        ](given)
     except (InvalidInput, ConnectionError) as error:
         print(f"headway {given.command}: {error}", file=sys.stderr)
         return 2

@@ -33,8 +33,9 @@ examples:
   headway bench --trace AzureLLMInferenceTrace_conv.csv --speed 0.5 --json run.json --plot run.html
   headway bench --mix interactive=0.8,batch=0.2 --slo my-slo.yaml
 
-Requests leave when the trace says so, whatever became of those before (open loop). Attainment is over all offered requests: shed
-and failed ones are misses. Lengths beyond the model's context are cut; --scale-lengths fits a trace to a small machine.
+Requests leave when the trace says so, whatever became of those before (open loop). Attainment is over all offered
+requests: shed and failed ones are misses. Lengths beyond the model's context are cut; --scale-lengths fits a trace to
+a small machine.
 Ctrl-C ends the load early and prints what was measured until then.
 """
 
@@ -44,7 +45,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "bench",
         help="replay a trace against any OpenAI endpoint: TTFT, TPOT, ITL, attainment",
-        description="Replay a trace open-loop against any OpenAI-compatible endpoint and measure what was kept of the promises.",
+        description="Replay a trace open-loop against any OpenAI-compatible endpoint and measure what was kept "
+        "of the promises.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -52,32 +54,61 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     where.add_argument("--url", default="http://127.0.0.1:8000", help="base URL, without /v1 (default: %(default)s)")
     where.add_argument("--model", help="the model's name (default: the first that the endpoint lists)")
     where.add_argument(
-        "--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="environment variable with the key (default: %(default)s)"
+        "--api-key-env",
+        default="OPENAI_API_KEY",
+        metavar="NAME",
+        help="environment variable with the key (default: %(default)s)",
     )
     load = parser.add_argument_group("load")
     add_trace_options(load, requests=200)
     pace = load.add_mutually_exclusive_group()
     pace.add_argument("--speed", type=float, default=1.0, metavar="X", help="2 halves all gaps (default: %(default)s)")
     pace.add_argument("--rate", type=float, metavar="R", help="requests per second on average, instead of --speed")
-    load.add_argument("--max-prompt-tokens", type=int, metavar="N", help="cut prompts to this (default: what the model's context leaves)")
+    load.add_argument(
+        "--max-prompt-tokens",
+        type=int,
+        metavar="N",
+        help="cut prompts to this (default: what the model's context leaves)",
+    )
     load.add_argument("--max-output-tokens", type=int, metavar="N", help="cut outputs to this")
-    load.add_argument("--ignore-eos", action="store_true", help="ask for exactly the trace's output lengths (not every endpoint knows it)")
+    load.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="ask for exactly the trace's output lengths (not every endpoint knows it)",
+    )
     promise = parser.add_argument_group("promise")
     promise.add_argument(
-        "--slo", type=Path, default=DEFAULT, metavar="FILE", help="the ServingSLO to judge by (default: that of `headway up`)"
+        "--slo",
+        type=Path,
+        default=DEFAULT,
+        metavar="FILE",
+        help="the ServingSLO to judge by (default: that of `headway up`)",
     )
-    promise.add_argument("--mix", metavar="CLASS=SHARE,...", help="classes of the requests (default: all of the default class)")
     promise.add_argument(
-        "--grace", type=float, default=0.0, metavar="S", help="seconds added to each token's deadline in goodput (default: %(default)s)"
+        "--mix", metavar="CLASS=SHARE,...", help="classes of the requests (default: all of the default class)"
+    )
+    promise.add_argument(
+        "--grace",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="seconds added to each token's deadline in goodput (default: %(default)s)",
     )
     out = parser.add_argument_group("results")
     out.add_argument("--json", type=Path, metavar="FILE", help="write figures and every request's record")
     out.add_argument("--plot", type=Path, metavar="FILE.html", help="write a page with distributions and a timeline")
-    out.add_argument("--timeout", type=float, default=600.0, metavar="S", help="give up on a request after this (default: %(default)s)")
+    out.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="give up on a request after this (default: %(default)s)",
+    )
 
 
 def run(given: argparse.Namespace) -> int:
-    """Runs the benchmark; 0 when every request was answered or shed, 1 when some failed, 130 when Ctrl-C ended it early.
+    """Runs the benchmark; 0 when every request was answered or shed, 1 when some failed, 130 when Ctrl-C ended it
+    early.
 
     Raises:
         InvalidInput, ConnectionError: with a sentence for the person at the terminal.
@@ -90,7 +121,9 @@ def run(given: argparse.Namespace) -> int:
     return asyncio.run(_run(given, slo, shares, trace))
 
 
-async def _run(given: argparse.Namespace, slo: ServingSLO, shares: Mapping[str, float], trace: Sequence[TraceRequest]) -> int:
+async def _run(
+    given: argparse.Namespace, slo: ServingSLO, shares: Mapping[str, float], trace: Sequence[TraceRequest]
+) -> int:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     key = os.environ.get(given.api_key_env)
     url = given.url.rstrip("/").removesuffix("/v1")
@@ -119,13 +152,21 @@ async def _run(given: argparse.Namespace, slo: ServingSLO, shares: Mapping[str, 
         given.json.write_text(json.dumps({**document, "planned": len(planned), "interrupted": interrupted}, indent=1))
     if given.plot:
         given.plot.write_text(
-            page(f"headway bench: {given.trace}, {len(records)} requests, {target.model}", groups, records, objectives.__getitem__)
+            page(
+                f"headway bench: {given.trace}, {len(records)} requests, {target.model}",
+                groups,
+                records,
+                objectives.__getitem__,
+            )
         )
     return 130 if interrupted else 1 if groups["all"].failed else 0
 
 
-async def _load(target: Target, planned: Sequence[Planned], writer: PromptWriter, console: Console) -> tuple[list[Record], bool]:
-    """The records of all that came to an end, and whether Ctrl-C cut it short: the first lets open requests finish, the second does not."""
+async def _load(
+    target: Target, planned: Sequence[Planned], writer: PromptWriter, console: Console
+) -> tuple[list[Record], bool]:
+    """The records of all that came to an end, and whether Ctrl-C cut it short: the first lets open requests finish, the
+    second does not."""
     enough = asyncio.Event()
     records: list[Record] = []
     run = asyncio.create_task(run_load(target, planned, writer, _Progress(console, len(planned)), enough, records))
@@ -222,7 +263,10 @@ def _print(groups: Mapping[str, Figures], records: Sequence[Record], elapsed: fl
         table.add_row(
             name,
             *map(str, (found.offered, found.ok, found.shed, found.failed)),
-            *("–" if share is None else f"{share:.1%}" for share in (found.ttft_attainment, found.tpot_attainment, found.goodput)),
+            *(
+                "–" if share is None else f"{share:.1%}"
+                for share in (found.ttft_attainment, found.tpot_attainment, found.goodput)
+            ),
             _joined(found.ttft, ("p50", "p95", "p99"), 1, 2),
             _joined(found.tpot, ("p50", "p95", "p99"), 1000, 0),
             _joined(found.itl, ("p50", "p99"), 1000, 0),
@@ -244,7 +288,12 @@ def _joined(values: Mapping[str, float] | None, keys: Sequence[str], factor: flo
 
 
 def _document(
-    given: argparse.Namespace, target: Target, groups: Mapping[str, Figures], records: Sequence[Record], elapsed: float, lag: float
+    given: argparse.Namespace,
+    target: Target,
+    groups: Mapping[str, Figures],
+    records: Sequence[Record],
+    elapsed: float,
+    lag: float,
 ) -> dict[str, object]:
     return {
         "command": sys.argv,
@@ -254,5 +303,8 @@ def _document(
         "elapsed_seconds": elapsed,
         "generator_lag_seconds": lag,
         "figures": {name: dataclasses.asdict(found) for name, found in groups.items()},
-        "requests": [{**dataclasses.asdict(record), "ok": record.ok, "ttft": record.ttft, "tpot": record.tpot} for record in records],
+        "requests": [
+            {**dataclasses.asdict(record), "ok": record.ok, "ttft": record.ttft, "tpot": record.tpot}
+            for record in records
+        ],
     }

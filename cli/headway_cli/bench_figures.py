@@ -1,4 +1,5 @@
-"""From records to figures: TTFT, TPOT and ITL percentiles, attainment and goodput over all offered requests, by class and prompt length."""
+"""From records to figures: TTFT, TPOT and ITL percentiles, attainment and goodput over all offered requests, by class
+and prompt length."""
 
 from __future__ import annotations
 
@@ -39,11 +40,14 @@ def summary(values: Iterable[float]) -> dict[str, float] | None:
     ordered = sorted(values)
     if not ordered:
         return None
-    return {f"p{round(q * 100)}": percentile(ordered, q) for q in (0.5, 0.9, 0.95, 0.99)} | {"mean": sum(ordered) / len(ordered)}
+    return {f"p{round(q * 100)}": percentile(ordered, q) for q in (0.5, 0.9, 0.95, 0.99)} | {
+        "mean": sum(ordered) / len(ordered)
+    }
 
 
 def kept_every_deadline(record: Record, objectives: Objectives, grace: float) -> bool:
-    """Whether token i came by arrival + TTFT + i·TPOT + grace, for every i; pieces stand for tokens, spread evenly over their count."""
+    """Whether token i came by arrival + TTFT + i·TPOT + grace, for every i; pieces stand for tokens, spread evenly over
+    their count."""
     if not record.ok or record.first_token is None:
         return False
     arrival, prompt = record.planned.at, record.prompt_tokens or record.planned.prompt_tokens
@@ -67,7 +71,9 @@ def figures(records: Sequence[Record], objectives_of: Callable[[str], Objectives
     shed = sum(record.status in (429, 503) for record in records)
     ttft_due = [record for record in records if objectives_of(record.planned.class_name).ttft]
     tpot_due = [
-        record for record in records if objectives_of(record.planned.class_name).tpot and (record.tpot is not None or not record.ok)
+        record
+        for record in records
+        if objectives_of(record.planned.class_name).tpot and (record.tpot is not None or not record.ok)
     ]
     return Figures(
         offered=len(records),
@@ -76,7 +82,9 @@ def figures(records: Sequence[Record], objectives_of: Callable[[str], Objectives
         failed=len(records) - len(ok) - shed,
         ttft_attainment=_share(ttft_due, lambda record: _kept_ttft(record, objectives_of(record.planned.class_name))),
         tpot_attainment=_share(tpot_due, lambda record: _kept_tpot(record, objectives_of(record.planned.class_name))),
-        goodput=_share(records, lambda record: kept_every_deadline(record, objectives_of(record.planned.class_name), grace)),
+        goodput=_share(
+            records, lambda record: kept_every_deadline(record, objectives_of(record.planned.class_name), grace)
+        ),
         ttft=summary(record.ttft for record in ok if record.ttft is not None),
         tpot=summary(record.tpot for record in ok if record.tpot is not None),
         itl=summary(b - a for record in ok for a, b in zip(record.token_times, record.token_times[1:], strict=False)),
@@ -93,7 +101,8 @@ def by_class(records: Sequence[Record]) -> Mapping[str, list[Record]]:
 
 
 def by_prompt_quartile(records: Sequence[Record]) -> Mapping[str, list[Record]]:
-    """Records in four groups of equal size by planned prompt length: a policy that spends long prompts for short ones shows here."""
+    """Records in four groups of equal size by planned prompt length: a policy that spends long prompts for short ones
+    shows here."""
     ordered = sorted(records, key=lambda record: record.planned.prompt_tokens)
     groups: dict[str, list[Record]] = {}
     for quarter in range(4):
@@ -114,4 +123,6 @@ def _kept_ttft(record: Record, objectives: Objectives) -> bool:
 
 
 def _kept_tpot(record: Record, objectives: Objectives) -> bool:
-    return record.ok and record.tpot is not None and objectives.tpot is not None and record.tpot <= objectives.tpot.target
+    return (
+        record.ok and record.tpot is not None and objectives.tpot is not None and record.tpot <= objectives.tpot.target
+    )

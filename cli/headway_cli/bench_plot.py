@@ -17,7 +17,8 @@ _STYLE = """
 --good:#1a7f37;--bad:#cf222e;--main:#0969da}
 @media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9198a1;--line:#3d444d;--bg:#0d1117;
 --good:#3fb950;--bad:#f85149;--main:#4493f8}}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--bg);max-width:1200px;margin:2rem auto;padding:0 1rem}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--bg);max-width:1200px;
+margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0}
 td,th{padding:.25rem .8rem;border-bottom:1px solid var(--line);text-align:right}
 td:first-child,th:first-child{text-align:left}
@@ -73,7 +74,10 @@ def _table(groups: Mapping[str, Figures]) -> str:
         cells += [_share(value) for value in (found.ttft_attainment, found.tpot_attainment, found.goodput)]
         cells += [_seconds(values, key) for values in (found.ttft, found.tpot) for key in ("p50", "p95")]
         rows.append(f"<tr><td>{html.escape(name)}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table><p>Shares are over all offered requests: shed and failed ones are misses.</p>"
+    return (
+        f"<table><tr>{head}</tr>{''.join(rows)}</table><p>Shares are over all offered requests: shed and "
+        "failed ones are misses.</p>"
+    )
 
 
 def _share(value: float | None) -> str:
@@ -110,7 +114,9 @@ def _distribution(caption: str, values: Sequence[float], targets: Sequence[float
     ticks = [tick for tick in steps if low <= math.log10(tick) <= high]
     marks = "".join(f'<text x="{x(tick):.0f}" y="{_HEIGHT - 12}">{tick:g}</text>' for tick in ticks)
     levels = "".join(f'<text x="6" y="{y(share) + 4:.0f}">{share:.0%}</text>' for share in (0.0, 0.5, 0.95))
-    lines = "".join(f'<path class=target d="M{x(target):.1f} 8V{_HEIGHT - _BOTTOM}"/>' for target in sorted(set(targets)))
+    lines = "".join(
+        f'<path class=target d="M{x(target):.1f} 8V{_HEIGHT - _BOTTOM}"/>' for target in sorted(set(targets))
+    )
     return _frame(f'{lines}<polyline class=main points="{points}"/>{marks}{levels}', caption)
 
 
@@ -129,10 +135,17 @@ def _timeline(records: Sequence[Record]) -> str:
     bars = []
     for index, (good, bad) in enumerate(zip(served, lost, strict=True)):
         left, base = _LEFT + index * width, _HEIGHT - _BOTTOM
-        bars.append(f'<rect class=good x="{left:.1f}" width="{width * 0.9:.1f}" y="{base - good * unit:.1f}" height="{good * unit:.1f}"/>')
         bars.append(
-            f'<rect class=bad x="{left:.1f}" width="{width * 0.9:.1f}" y="{base - (good + bad) * unit:.1f}" height="{bad * unit:.1f}"/>'
+            f'<rect class=good x="{left:.1f}" width="{width * 0.9:.1f}" y="{base - good * unit:.1f}" '
+            f'height="{good * unit:.1f}"/>'
+        )
+        bars.append(
+            f'<rect class=bad x="{left:.1f}" width="{width * 0.9:.1f}" y="{base - (good + bad) * unit:.1f}" '
+            f'height="{bad * unit:.1f}"/>'
         )
     below = f'y="{_HEIGHT - 12}"'
-    labels = f'<text x="6" y="16">{top}</text><text x="{_LEFT}" {below}>0 s</text><text x="{_WIDTH - 60}" {below}>{length:.0f} s</text>'
+    labels = (
+        f'<text x="6" y="16">{top}</text><text x="{_LEFT}" {below}>0 s</text><text x="{_WIDTH - 60}" '
+        f"{below}>{length:.0f} s</text>"
+    )
     return _frame("".join(bars) + labels, "requests by time of arrival: served (green), shed or failed (red)")

@@ -1,4 +1,5 @@
-"""`headway calibrate`: measure how long a model's iterations take on this machine. A runtime does it at each start; this does it alone."""
+"""`headway calibrate`: measure how long a model's iterations take on this machine. A runtime does it at each start;
+this does it alone."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ examples:
   headway calibrate --model /models/Qwen3-0.6B --json replica.json
   headway calibrate -- --threads 1 --max-num-seqs 16       whatever stands after -- goes to headway-runtime
 
-The four numbers are for `headway plan --coefficients`, `headway simulate --coefficients` and `headway-runtime --pace`. The file is the load
-report of the replica, with the whole model that it measured, for `--from replica.json`: more exact, as the truth is no straight line.
-Nothing else should use the processor meanwhile.
+The four numbers are for `headway plan --coefficients`, `headway simulate --coefficients` and `headway-runtime
+--pace`. The file is the load report of the replica, with the whole model that it measured, for `--from replica.json`:
+more exact, as the truth is no straight line. Nothing else should use the processor meanwhile.
 """
 
 _START_LIMIT = 600.0
@@ -45,10 +46,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--model", metavar="DIR|FILE.gguf", help="checkpoint folder or GGUF file (default: the model that `make up` installed)"
+        "--model",
+        metavar="DIR|FILE.gguf",
+        help="checkpoint folder or GGUF file (default: the model that `make up` installed)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the load report, for --from FILE")
-    parser.add_argument("runtime_arguments", nargs="*", metavar="-- RUNTIME OPTIONS", help="options of headway-runtime, after --")
+    parser.add_argument(
+        "runtime_arguments", nargs="*", metavar="-- RUNTIME OPTIONS", help="options of headway-runtime, after --"
+    )
 
 
 def run(given: argparse.Namespace) -> int:
@@ -66,7 +71,10 @@ def run(given: argparse.Namespace) -> int:
         with _running(child):
             report = _measured(child, f"http://127.0.0.1:{control}")
         if report is None:
-            print(f"headway calibrate: the runtime ended while starting; the end of its log:\n{child.last_lines()}", file=sys.stderr)
+            print(
+                f"headway calibrate: the runtime ended while starting; the end of its log:\n{child.last_lines()}",
+                file=sys.stderr,
+            )
             return 1
     for line in found(report):
         print(line)
@@ -116,12 +124,14 @@ def found(report: RuntimeReport) -> list[str]:
     line = straight_line(model, limits)
     a, b, d, e = line.coefficients
     return [
-        f"{report.model}: up to {limits.max_num_seqs} sequences and {limits.prefill_token_budget} prefill tokens in an iteration",
+        f"{report.model}: up to {limits.max_num_seqs} sequences and {limits.prefill_token_budget} prefill "
+        "tokens in an iteration",
         f"  a  {a * 1e3:9.4g} ms  whatever it carries",
         f"  b  {b * 1e6:9.4g} µs  for each prefill token",
         f"  d  {d * 1e6:9.4g} µs  for each decoding sequence",
         f"  e  {e * 1e9:9.4g} ns  for each token of their context",
-        f"the straight line is off by {line.error:.0%} in the middle from the model that was measured, which --json keeps",
+        f"the straight line is off by {line.error:.0%} in the middle from the model that was measured, which "
+        "--json keeps",
         "",
         f"--coefficients {line}",
     ]

@@ -1,6 +1,8 @@
-"""What `headway up` shows while it runs: one row per class, promised against happened. A table on a terminal, plain lines elsewhere.
+"""What `headway up` shows while it runs: one row per class, promised against happened. A table on a terminal, plain
+lines elsewhere.
 
-Showing is not what it is there for: output that nobody takes any more, or that its file has no room for, is lost and nothing else is.
+Showing is not what it is there for: output that nobody takes any more, or that its file has no room for, is lost and
+nothing else is.
 """
 
 from __future__ import annotations
@@ -88,7 +90,9 @@ class LiveView:
             # A dash that the terminal's encoding lacks becomes a question mark.
             stream.reconfigure(errors="replace")
         self._console = _Console(file=stream, highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal else None
+        self._live = (
+            Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal else None
+        )
         self._last_plain = float("-inf")
         self._last_line = ""
 
@@ -114,7 +118,10 @@ class LiveView:
             with contextlib.suppress(OSError):
                 table = _table(status)
                 # Squeezed into fewer columns than it needs, a table shows dots instead of figures.
-                fits = Measurement.get(self._console, self._console.options.update_width(_ANY_WIDTH), table).maximum <= self._console.width
+                fits = (
+                    Measurement.get(self._console, self._console.options.update_width(_ANY_WIDTH), table).maximum
+                    <= self._console.width
+                )
                 figures = table if fits else Text("\n".join(map(_in_words, status.classes)))
                 self._live.update(Group(figures, Text(f"{_machine(status)}\n{status.note}", style="dim")), refresh=True)
             return
@@ -157,7 +164,10 @@ def _in_words(row: ClassRow) -> str:
 
 def _machine(status: Status) -> str:
     knobs = f"max_num_seqs {status.max_num_seqs or '–'}, prefill token budget {status.prefill_token_budget or '–'}"
-    return f"replicas {status.replicas_ready}/{status.replicas}, running {status.running}, waiting {status.waiting}, {knobs}"
+    return (
+        f"replicas {status.replicas_ready}/{status.replicas}, running {status.running}, waiting "
+        f"{status.waiting}, {knobs}"
+    )
 
 
 def _number(value: float | None) -> str:

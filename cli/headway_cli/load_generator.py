@@ -1,7 +1,9 @@
-"""Open-loop load on any OpenAI-compatible endpoint: requests leave when the trace says so, whatever became of those before them.
+"""Open-loop load on any OpenAI-compatible endpoint: requests leave when the trace says so, whatever became of those
+before them.
 
-A closed loop (send the next when one returns) slows down with the server and so hides its queue; an open loop does not. How late this
-process itself sent each request is recorded, so that a lagging generator is seen and not blamed on the server.
+A closed loop (send the next when one returns) slows down with the server and so hides its queue; an open loop does not.
+How late this process itself sent each request is recorded, so that a lagging generator is seen and not blamed on the
+server.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class Record:
 
     @property
     def tpot(self) -> float | None:
-        """(last - first) / (n - 1) with n the server's count of tokens, or of pieces when it gave none; None under two tokens."""
+        """(last - first) / (n - 1) with n the server's count of tokens, or of pieces when it gave none; None under two
+        tokens."""
         count = self.output_tokens if self.output_tokens is not None else len(self.token_times)
         if self.first_token is None or count < 2 or not self.token_times:
             return None
@@ -119,7 +122,8 @@ _WORDS = (
 
 
 class PromptWriter:
-    """Prompts of about a wanted number of tokens, without a tokenizer: words, and how many tokens the server said some words were.
+    """Prompts of about a wanted number of tokens, without a tokenizer: words, and how many tokens the server said some
+    words were.
 
     No two prompts share a beginning, so a prefix cache gains nothing from them.
     """
@@ -158,8 +162,8 @@ async def run_load(
 ) -> list[Record]:
     """Sends every planned request at its time and returns the records in the same order.
 
-    Once `enough` is set nothing more is sent, and what is open comes to its end. A cancelled run returns nothing; its connections are
-    closed, and a list given as `records` holds what there was until then.
+    Once `enough` is set nothing more is sent, and what is open comes to its end. A cancelled run returns nothing; its
+    connections are closed, and a list given as `records` holds what there was until then.
     """
     prompts = [writer.text(writer.words_for(request.prompt_tokens), number) for number, request in enumerate(requests)]
     records = [] if records is None else records
@@ -266,9 +270,15 @@ async def learn_prompt_length(target: Target, writer: PromptWriter) -> None:
     timeout = aiohttp.ClientTimeout(total=60)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         for words in (8, 72):
-            body = {"model": target.model, "messages": [{"role": "user", "content": writer.text(words, words)}], "max_tokens": 1}
+            body = {
+                "model": target.model,
+                "messages": [{"role": "user", "content": writer.text(words, words)}],
+                "max_tokens": 1,
+            }
             try:
-                async with session.post(f"{target.url}/v1/chat/completions", json=body, headers=_headers(target)) as response:
+                async with session.post(
+                    f"{target.url}/v1/chat/completions", json=body, headers=_headers(target)
+                ) as response:
                     text = await _answer(response, "a first request")
                     counts.append((words, int(json.loads(text)["usage"]["prompt_tokens"])))
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -299,9 +309,13 @@ async def first_model(url: str, api_key: str | None) -> tuple[str, int | None]:
         length = models[0].get("max_model_len")
         return str(models[0]["id"]), length if type(length) is int and length > 1 else None
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise ConnectionError(f"{url} does not answer ({error}): is this its address, such as http://127.0.0.1:8000?") from error
+        raise ConnectionError(
+            f"{url} does not answer ({error}): is this its address, such as http://127.0.0.1:8000?"
+        ) from error
     except _NOT_AN_ANSWER as error:
-        raise ConnectionError(f"{url}/v1/models gives no list of models ({_shown(text)}): is it an OpenAI-compatible endpoint?") from error
+        raise ConnectionError(
+            f"{url}/v1/models gives no list of models ({_shown(text)}): is it an OpenAI-compatible endpoint?"
+        ) from error
 
 
 _NOT_AN_ANSWER = (ValueError, TypeError, LookupError, AttributeError)
@@ -309,7 +323,8 @@ _NOT_AN_ANSWER = (ValueError, TypeError, LookupError, AttributeError)
 
 
 async def _answer(response: aiohttp.ClientResponse, what: str) -> str:
-    """The text of an answer with status 200. Raises ConnectionError for any other, with the remedy when a key is wanted."""
+    """The text of an answer with status 200. Raises ConnectionError for any other, with the remedy when a key is
+    wanted."""
     text = await response.text(errors="replace")
     if response.status == 200:
         return text

@@ -1,4 +1,5 @@
-"""What runs somewhere, for `--from`: load reports from files and control ports, and the replicas behind a gateway with its demand."""
+"""What runs somewhere, for `--from`: load reports from files and control ports, and the replicas behind a gateway with
+its demand."""
 
 from __future__ import annotations
 
@@ -11,13 +12,22 @@ from pathlib import Path
 
 import httpx
 from headway_core import wire
-from headway_core.contract import PATH_LOAD, PATH_POLICY, GatewayReport, Policy, RuntimeReport, load_gateway_report, load_runtime_report
+from headway_core.contract import (
+    PATH_LOAD,
+    PATH_POLICY,
+    GatewayReport,
+    Policy,
+    RuntimeReport,
+    load_gateway_report,
+    load_runtime_report,
+)
 from headway_core.errors import DocumentError, InvalidInput
 from headway_core.planning.snapshot import Traffic
 from headway_core.planning.traffic import TrafficBook
 
 SOURCES = (
-    "the control port (http://HOST:8001) of a runtime, or of a gateway for all replicas behind it; or a file that `headway calibrate` "
+    "the control port (http://HOST:8001) of a runtime, or of a gateway for all replicas behind it; or a file "
+    "that `headway calibrate` "
     "or GET /load gave; may be repeated"
 )
 _POLL = 1.0
@@ -35,7 +45,9 @@ class Observed:
     """None without a gateway, or when it was not watched."""
 
 
-def observe(sources: Sequence[str], pool: str | None, window: float, watch: float, say: Callable[[str], None]) -> Observed:
+def observe(
+    sources: Sequence[str], pool: str | None, window: float, watch: float, say: Callable[[str], None]
+) -> Observed:
     """Asks every source; gateways again and again for `watch` seconds, since a rate needs two readings.
 
     `pool`: the one to look at behind a gateway; None: the only one there.
@@ -51,7 +63,9 @@ def observe(sources: Sequence[str], pool: str | None, window: float, watch: floa
                 found.replicas[report.boot_id] = report
                 continue
             if not _is_address(source):
-                raise InvalidInput(f"--from {source}: is a gateway's report, and a rate needs two: give the gateway's address")
+                raise InvalidInput(
+                    f"--from {source}: is a gateway's report, and a rate needs two: give the gateway's address"
+                )
             found.gateways.append(source)
             policy = _policy(client, source, pool)
             pool = policy.pool.name
@@ -60,7 +74,8 @@ def observe(sources: Sequence[str], pool: str | None, window: float, watch: floa
             found.traffic = _traffic(client, found.gateways, pool, max(window, watch), watch, say)
     if not found.replicas:
         raise InvalidInput(
-            f"--from {', '.join(found.gateways)}: no replica behind it can be reached from here: name the control ports of runtimes, too"
+            f"--from {', '.join(found.gateways)}: no replica behind it can be reached from here: name the "
+            "control ports of runtimes, too"
         )
     return found
 
@@ -92,10 +107,13 @@ def _get(client: httpx.Client, source: str, path: str) -> bytes:
         response = client.get(source.rstrip("/").removesuffix(PATH_LOAD) + path)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         why = str(error) or type(error).__name__
-        raise InvalidInput(f"--from {source}: does not answer ({why}): is the process up, and is this its control port?") from error
+        raise InvalidInput(
+            f"--from {source}: does not answer ({why}): is the process up, and is this its control port?"
+        ) from error
     if response.status_code != 200:
         raise InvalidInput(
-            f"--from {source}: answers {response.status_code} to GET {path}: give the control port, which is 8001 unless "
+            f"--from {source}: answers {response.status_code} to GET {path}: give the control port, which is "
+            "8001 unless "
             "--control-port says otherwise"
         )
     return response.content
@@ -113,7 +131,8 @@ def _policy(client: httpx.Client, source: str, pool: str | None) -> Policy:
 
 
 def _behind(client: httpx.Client, policy: Policy) -> list[RuntimeReport]:
-    """Reports of the replicas in a policy, of those that can be reached from here; a name may stand for many addresses."""
+    """Reports of the replicas in a policy, of those that can be reached from here; a name may stand for many
+    addresses."""
     found = []
     for endpoint in policy.pool.endpoints:
         try:
@@ -123,7 +142,9 @@ def _behind(client: httpx.Client, policy: Policy) -> list[RuntimeReport]:
         for address in sorted({str(entry[4][0]) for entry in resolved}):
             host = f"[{address}]" if ":" in address else address
             try:
-                found.append(load_runtime_report(client.get(f"http://{host}:{endpoint.control_port}{PATH_LOAD}").content))
+                found.append(
+                    load_runtime_report(client.get(f"http://{host}:{endpoint.control_port}{PATH_LOAD}").content)
+                )
             except (httpx.HTTPError, DocumentError):
                 continue
     return found
@@ -138,7 +159,9 @@ def _traffic(
     while True:
         answers = {source: _report(client, source) for source in gateways}
         now = time.monotonic()
-        book.record({source: report for source, report in answers.items() if isinstance(report, GatewayReport)}, gateways, now)
+        book.record(
+            {source: report for source, report in answers.items() if isinstance(report, GatewayReport)}, gateways, now
+        )
         if now - began >= watch:
             return book.traffic(now)
         time.sleep(min(_POLL, watch))

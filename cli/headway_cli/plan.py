@@ -19,7 +19,13 @@ from headway_core.slo import Mode, Range, ServingSLO
 
 from headway_cli.observed import SOURCES, Observed, observe
 from headway_cli.promise_text import promise
-from headway_cli.replica_options import add_replica_options, check_replica_options, on_paper, parse_coefficients, with_limits
+from headway_cli.replica_options import (
+    add_replica_options,
+    check_replica_options,
+    on_paper,
+    parse_coefficients,
+    with_limits,
+)
 from headway_cli.result_file import check_result_file
 from headway_cli.slo_file import DEFAULT, read_slo
 
@@ -33,18 +39,20 @@ examples:
 --from a gateway's control port takes the replicas behind it and counts what arrives for --watch seconds. In a cluster:
   kubectl port-forward pod/PODNAME 8001 &
 
-It is the same planner that the operator and `headway up` run. Exit code 0: there is a setting that keeps the promise; 1: there is none,
-or too little is known; 2: it was asked for something impossible.
+It is the same planner that the operator and `headway up` run. Exit code 0: there is a setting that keeps the promise;
+1: there is none, or too little is known; 2: it was asked for something impossible.
 """
 
 _ADVICE = {
     Binding.TPOT: "a looser TPOT target, shorter prompts or a faster step would allow more",
     Binding.ITERATION: "no class has a TPOT objective, so only the length of an iteration holds it",
-    Binding.PREFILL: "a larger prefill token budget at the replicas' start (or in spec.bounds.prefillTokenBudget.max) would allow more",
+    Binding.PREFILL: "a larger prefill token budget at the replicas' start (or in "
+    "spec.bounds.prefillTokenBudget.max) would allow more",
     Binding.KV: "more KV memory (headway-runtime --kv-memory) would allow more",
     Binding.CAPACITY: "replicas started with a larger --max-num-seqs would carry more",
     Binding.BOUNDS: "a larger spec.bounds.maxNumSeqs.max would allow more",
-    Binding.EXPERIENCE: "it goes no further than twice what was seen in one iteration; under load it is raised step by step",
+    Binding.EXPERIENCE: "it goes no further than twice what was seen in one iteration; under load it is raised "
+    "step by step",
 }
 _EVER = 1e9
 """Seconds: the demand is taken to have been so for longer than any window."""
@@ -59,18 +67,31 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--slo", type=Path, metavar="FILE", help="the ServingSLO to keep (default: that of `headway up`)")
+    parser.add_argument(
+        "--slo", type=Path, metavar="FILE", help="the ServingSLO to keep (default: that of `headway up`)"
+    )
     add_replica_options(parser, SOURCES)
     load = parser.add_argument_group("load")
     load.add_argument("--prompt-tokens", type=float, metavar="N", help="mean prompt (default: of what finished lately)")
     load.add_argument("--output-tokens", type=float, metavar="N", help="mean output (default: of what finished lately)")
     load.add_argument(
-        "--context", type=float, metavar="N", help="mean tokens that a decoding sequence holds (default: its prompt and half of its output)"
+        "--context",
+        type=float,
+        metavar="N",
+        help="mean tokens that a decoding sequence holds (default: its prompt and half of its output)",
     )
-    load.add_argument("--rate", type=float, metavar="R", help="requests per second that arrive (default: counted at the gateway)")
-    load.add_argument("--replicas", type=int, metavar="N", help="replicas that there are now (default: those found, or 1)")
     load.add_argument(
-        "--watch", type=float, default=10.0, metavar="S", help="seconds to count what arrives at a gateway (default: %(default)s)"
+        "--rate", type=float, metavar="R", help="requests per second that arrive (default: counted at the gateway)"
+    )
+    load.add_argument(
+        "--replicas", type=int, metavar="N", help="replicas that there are now (default: those found, or 1)"
+    )
+    load.add_argument(
+        "--watch",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds to count what arrives at a gateway (default: %(default)s)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan")
 
@@ -107,7 +128,10 @@ def _check(given: argparse.Namespace) -> None:
     check_replica_options(given)
     check_result_file(given.json, "--json")
     if not given.sources and not given.coefficients:
-        raise InvalidInput("needs a replica to plan for: --from URL|FILE, or --coefficients a,b,d,e (`headway calibrate` measures them)")
+        raise InvalidInput(
+            "needs a replica to plan for: --from URL|FILE, or --coefficients a,b,d,e (`headway calibrate` "
+            "measures them)"
+        )
     for flag, value, least in (
         ("--prompt-tokens", given.prompt_tokens, 1.0),
         ("--output-tokens", given.output_tokens, 1.0),
@@ -132,7 +156,13 @@ def ask(given: argparse.Namespace, slo: ServingSLO) -> Question:
         seen = Observed({"on-paper": on_paper(parse_coefficients(given.coefficients))})
     else:
         watch = given.watch if given.rate is None else 0.0
-        seen = observe(given.sources, slo.target_name if given.slo else None, slo.window, watch, lambda line: print(line, file=sys.stderr))
+        seen = observe(
+            given.sources,
+            slo.target_name if given.slo else None,
+            slo.window,
+            watch,
+            lambda line: print(line, file=sys.stderr),
+        )
     reports = [with_limits(report, given) for report in seen.replicas.values()]
     if given.prompt_tokens is not None:
         prompt, output = given.prompt_tokens, given.output_tokens
@@ -148,7 +178,8 @@ def ask(given: argparse.Namespace, slo: ServingSLO) -> Question:
 
 
 def decide(question: Question) -> Plan:
-    """The planner's answer, as if the load had been so for long and somebody asked for a recommendation: nothing waits for its turn."""
+    """The planner's answer, as if the load had been so for long and somebody asked for a recommendation: nothing waits
+    for its turn."""
     slo = question.slo
     bounds = slo.bounds if slo.bounds.replicas is not None else replace(slo.bounds, replicas=Range(1, 10_000))
     replicas = tuple(Replica(report.boot_id, Phase.READY, report, 0.0) for report in question.replicas)
@@ -171,7 +202,8 @@ def explain(question: Question, found: Plan) -> list[str]:
     load = Workload.of(mixes)
     if load is not None:
         lines.append(
-            f"requests: {load.prompt:.0f} prompt tokens ({load.cached:.0f} of them cached), {load.output:.0f} output tokens on average"
+            f"requests: {load.prompt:.0f} prompt tokens ({load.cached:.0f} of them cached), {load.output:.0f} "
+            "output tokens on average"
         )
     if capacity is None:
         return [*lines, "", f"no plan: {_why_not(found)}", *_conditions(found)]
@@ -182,8 +214,15 @@ def explain(question: Question, found: Plan) -> list[str]:
     else:
         lines.append(f"replicas              {found.replicas}  ({question.scale} now; {found.replicas_message})")
         if question.slo.bounds.replicas is None:
-            lines.append("                      the SLO has no spec.bounds.replicas, so the operator would leave them to you")
-    lines += ["", f"one replica carries {capacity.rate:.3g} requests/s", f"{found.knob_plan.message}", _ADVICE[capacity.binding]]
+            lines.append(
+                "                      the SLO has no spec.bounds.replicas, so the operator would leave them to you"
+            )
+    lines += [
+        "",
+        f"one replica carries {capacity.rate:.3g} requests/s",
+        f"{found.knob_plan.message}",
+        _ADVICE[capacity.binding],
+    ]
     lines += _iteration(question, load, capacity)
     return [*lines, *_conditions(found)]
 
@@ -192,7 +231,9 @@ def _why_not(found: Plan) -> str:
     estimate = found.knob_plan.estimate
     if estimate.unreachable is not None:
         return f"{estimate.unreachable.message}. Relax the target, or serve a smaller model"
-    return f"{estimate.unknown}. Send some requests first, or say what they are with --prompt-tokens and --output-tokens"
+    return (
+        f"{estimate.unknown}. Send some requests first, or say what they are with --prompt-tokens and --output-tokens"
+    )
 
 
 def _knobs(question: Question, found: Plan) -> Knobs:

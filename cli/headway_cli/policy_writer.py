@@ -1,4 +1,5 @@
-"""Policies as files, for gateway and runtimes on the same machine: written beside and renamed into place, so nobody reads half a one."""
+"""Policies as files, for gateway and runtimes on the same machine: written beside and renamed into place, so nobody
+reads half a one."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from headway_core.contract import Policy, dump
 
 
 class PolicyWriter:
-    """Keeps the newest of the policies it was given in its file, whatever becomes of that: a gateway that is started again finds no replica
-    without it. A folder that cannot be written (a full disk) is tried again at each `write`."""
+    """Keeps the newest of the policies it was given in its file, whatever becomes of that: a gateway that is started
+    again finds no replica without it. A folder that cannot be written (a full disk) is tried again at each `write`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -24,8 +25,8 @@ class PolicyWriter:
         self._policy, self._written = policy, False
 
     def write(self) -> list[str]:
-        """Writes the policy unless it is there. Returns what a person should know: that it fails, once, that it works again, and that the
-        file was removed or changed by somebody else."""
+        """Writes the policy unless it is there. Returns what a person should know: that it fails, once, that it works
+        again, and that the file was removed or changed by somebody else."""
         if self._policy is None:
             return []
         try:
@@ -34,11 +35,17 @@ class PolicyWriter:
                 write_policy(self._folder, self._policy)
         except OSError as error:
             known, self._complaint = self._complaint, str(error)
-            return [] if known == self._complaint else [f"the policy cannot be written, the one before stays in force: {error}"]
+            return (
+                []
+                if known == self._complaint
+                else [f"the policy cannot be written, the one before stays in force: {error}"]
+            )
         lost, self._written = self._written and not held, True
         failed, self._complaint = self._complaint, ""
         if lost or failed:
-            return ["the policy is written again" + ("" if failed else ": its file was removed or changed by somebody else")]
+            return [
+                "the policy is written again" + ("" if failed else ": its file was removed or changed by somebody else")
+            ]
         return []
 
 

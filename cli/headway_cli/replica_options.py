@@ -1,4 +1,5 @@
-"""A replica on paper: its step time and its limits, from four numbers, or from the load report of one that runs, changed as asked.
+"""A replica on paper: its step time and its limits, from four numbers, or from the load report of one that runs,
+changed as asked.
 
 `headway plan` and `headway simulate` decide on it as operator and gateway would on a real one.
 """
@@ -29,7 +30,8 @@ def add_replica_options(parser: argparse.ArgumentParser, sources: str) -> None:
     which.add_argument(
         "--coefficients",
         metavar="a,b,d,e",
-        help="an iteration takes a + b·(prefill tokens) + d·(decoding sequences) + e·(context tokens) seconds: what `headway calibrate` "
+        help="an iteration takes a + b·(prefill tokens) + d·(decoding sequences) + e·(context tokens) seconds: "
+        "what `headway calibrate` "
         "prints and `headway-runtime --pace` takes",
     )
     group.add_argument("--max-num-seqs", type=int, metavar="N", help="the most sequences it is started with")
@@ -62,7 +64,8 @@ def parse_coefficients(text: str) -> StepTimeReport:
         numbers = []
     if len(numbers) != 4 or not all(math.isfinite(number) and number >= 0 for number in numbers) or numbers[0] <= 0:
         raise InvalidInput(
-            f"--coefficients {text!r}: needs four numbers of seconds a,b,d,e, such as 0.03,0.0005,0.002,0.00001 (a above 0, none negative)"
+            f"--coefficients {text!r}: needs four numbers of seconds a,b,d,e, such as 0.03,0.0005,0.002,0.00001 "
+            "(a above 0, none negative)"
         )
     base, per_prefill_token, per_decode_row, per_context_token = numbers
     return StepTimeReport(
@@ -80,7 +83,8 @@ def parse_coefficients(text: str) -> StepTimeReport:
 
 
 def on_paper(step_time: StepTimeReport, kv_tokens: int = _ROOMY_KV) -> RuntimeReport:
-    """The report of an idle replica that is nowhere: the usual limits, a prefill budget within half a second, no knobs in force."""
+    """The report of an idle replica that is nowhere: the usual limits, a prefill budget within half a second, no knobs
+    in force."""
     within = (ITERATION_LIMIT - step_time.base) / max(step_time.per_row_above, 1e-12)
     budget = max(64, min(PREFILL_TOKEN_BUDGET, int(within)))
     return RuntimeReport(

@@ -1,4 +1,5 @@
-"""`headway simulate`: a promise and a load tried on replicas under a virtual clock, by every rule of the door, before they meet traffic."""
+"""`headway simulate`: a promise and a load tried on replicas under a virtual clock, by every rule of the door, before
+they meet traffic."""
 
 from __future__ import annotations
 
@@ -20,23 +21,32 @@ from rich.console import Console
 from headway_cli import trial, trial_figures
 from headway_cli.observed import SOURCES, observe
 from headway_cli.promise_text import promise
-from headway_cli.replica_options import add_replica_options, check_replica_options, on_paper, parse_coefficients, with_limits
+from headway_cli.replica_options import (
+    add_replica_options,
+    check_replica_options,
+    on_paper,
+    parse_coefficients,
+    with_limits,
+)
 from headway_cli.result_file import check_result_file
 from headway_cli.slo_file import read_slo
 from headway_cli.trace_options import add_trace_options, choose_trace, parse_mix
 
 EPILOG = """\
 examples:
-  headway simulate                                         500 requests like Azure's conversations, at 0.9 of what a replica carries
-  headway simulate --trace code --rho 1.2 --replicas 2     overload: who is turned away, and what is kept for the others
-  headway simulate --slo my-slo.yaml --mix interactive=0.8,batch=0.2 --trace AzureLLMInferenceTrace_conv.csv --requests 0 --rate 20
+  headway simulate
+      500 requests like Azure's conversations, at 0.9 of what a replica carries
+  headway simulate --trace code --rho 1.2 --replicas 2
+      overload: who is turned away, and what is kept for the others
+  headway simulate --slo my-slo.yaml --mix interactive=0.8,batch=0.2 --trace code --requests 1000 --rate 20
   headway calibrate --json replica.json && headway simulate --from replica.json --scale-lengths 0.25
   headway simulate --coefficients 0.03,0.0005,0.002,0.00001 --scale-lengths 0.1
 
-The door and the schedulers are those that serve; only the clock and the forward pass are made up, so a run is repeatable and tells what a
-policy does, not how fast this machine is. Shares are over all offered requests: shed ones are misses. The replica, unless it is named, is
-computed: an 8-billion-parameter model on one accelerator. The optimum is that of one server which takes requests one after the other, the
-largest model for which it can be computed; replicas, which serve many at once, may keep more than it or less.
+The door and the schedulers are those that serve; only the clock and the forward pass are made up, so a run is
+repeatable and tells what a policy does, not how fast this machine is. Shares are over all offered requests: shed ones
+are misses. The replica, unless it is named, is computed: an 8-billion-parameter model on one accelerator. The optimum
+is that of one server which takes requests one after the other, the largest model for which it can be computed;
+replicas, which serve many at once, may keep more than it or less.
 """
 
 _ACCELERATOR_KV_TOKENS = 1 << 18
@@ -48,7 +58,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "simulate",
         help="try a promise on a trace under a virtual clock: what is kept, by which rule of the door",
-        description="Replay a trace through the real door and the real schedulers under a virtual clock, and say what is kept.",
+        description="Replay a trace through the real door and the real schedulers under a virtual clock, and "
+        "say what is kept.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -56,15 +67,25 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_trace_options(load, requests=500)
     pace = load.add_mutually_exclusive_group()
     pace.add_argument(
-        "--rho", type=float, metavar="R", help="load as a share of what the replicas get through (default: 0.9; above 1 is overload)"
+        "--rho",
+        type=float,
+        metavar="R",
+        help="load as a share of what the replicas get through (default: 0.9; above 1 is overload)",
     )
     pace.add_argument("--rate", type=float, metavar="R", help="requests per second on average, instead of --rho")
     pace.add_argument("--speed", type=float, metavar="X", help="the trace's own pace, times X, instead of --rho")
     policy = parser.add_argument_group("policy")
-    policy.add_argument("--slo", type=Path, metavar="FILE", help="the ServingSLO to keep (default: TTFT 2 s, TPOT 50 ms)")
-    policy.add_argument("--mix", metavar="CLASS=SHARE,...", help="classes of the requests (default: all of the default class)")
     policy.add_argument(
-        "--rule", choices=[rule.value for rule in Rule], default=Rule.MOORE.value, help="of the door (default: %(default)s)"
+        "--slo", type=Path, metavar="FILE", help="the ServingSLO to keep (default: TTFT 2 s, TPOT 50 ms)"
+    )
+    policy.add_argument(
+        "--mix", metavar="CLASS=SHARE,...", help="classes of the requests (default: all of the default class)"
+    )
+    policy.add_argument(
+        "--rule",
+        choices=[rule.value for rule in Rule],
+        default=Rule.MOORE.value,
+        help="of the door (default: %(default)s)",
     )
     policy.add_argument(
         "--beside",
@@ -73,9 +94,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="rules to show beside it, or none (default: all of them)",
     )
     policy.add_argument(
-        "--size-error", type=float, default=0.0, metavar="X", help="the door knows prompt lengths to ± this share (default: 0)"
+        "--size-error",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="the door knows prompt lengths to ± this share (default: 0)",
     )
-    policy.add_argument("--scheduling-policy", choices=POLICIES, default="priority", help="who is next in a replica (default: %(default)s)")
+    policy.add_argument(
+        "--scheduling-policy",
+        choices=POLICIES,
+        default="priority",
+        help="who is next in a replica (default: %(default)s)",
+    )
     add_replica_options(parser, SOURCES)
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="how many of them (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
@@ -152,7 +182,9 @@ def _replica(given: argparse.Namespace) -> RuntimeReport:
 
 def _head(found: trial.Trial, knobs: str) -> list[str]:
     replica = found.config.replica
-    promises = "; ".join(promise(known) for known, share in zip(found.config.classes, found.config.mix, strict=True) if share > 0)
+    promises = "; ".join(
+        promise(known) for known, share in zip(found.config.classes, found.config.mix, strict=True) if share > 0
+    )
     return [
         f"promise: {promises}",
         f"replicas: {found.config.replicas}, max_num_seqs {replica.max_num_seqs}, "

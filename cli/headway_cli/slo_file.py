@@ -1,4 +1,5 @@
-"""A ServingSLO from a YAML file: the same text that Kubernetes takes. Whatever is wrong is named by file, line and field."""
+"""A ServingSLO from a YAML file: the same text that Kubernetes takes. Whatever is wrong is named by file, line and
+field."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ DEFAULT = Path(__file__).with_name("default-slo.yaml")
 """What `headway up` promises when no --slo is given."""
 
 _MOST_NODES = 10_000
-"""Lists, objects and values. Without a bound a few lines of aliases to aliases make billions, and `headway up` stands still meanwhile."""
+"""Lists, objects and values. Without a bound a few lines of aliases to aliases make billions, and `headway up` stands
+still meanwhile."""
 
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
@@ -33,7 +35,8 @@ def read_slo(path: Path) -> ServingSLO:
     """The one ServingSLO in the file.
 
     Raises:
-        SloFileError: the file cannot be read, is not one YAML document, says a key twice, or breaks a rule of the object.
+        SloFileError: the file cannot be read, is not one YAML document, says a key twice, or breaks a rule of the
+        object.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -91,4 +94,6 @@ def _refuse_repeated_keys(root: yaml.Node, path: Path) -> None:
                 left += [key, value]
         elif isinstance(node, yaml.SequenceNode):
             left.extend(node.value)
-    raise SloFileError(str(path), f"holds more than {_MOST_NODES} values, its aliases written out: no ServingSLO needs as many")
+    raise SloFileError(
+        str(path), f"holds more than {_MOST_NODES} values, its aliases written out: no ServingSLO needs as many"
+    )

@@ -1,4 +1,5 @@
-"""The operator's part on one machine: reports in, a policy out. Decides with `headway_core.planning`; replicas are not its to move."""
+"""The operator's part on one machine: reports in, a policy out. Decides with `headway_core.planning`; replicas are not
+its to move."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _GATEWAY = "gateway"
 
 
 class Steering:
-    """One pool's policy over time. Call `observe` with each poll; it returns a new policy when there is one to write."""
+    """One pool's policy over time. Call `observe` with each poll; it returns a new policy when there is one to
+    write."""
 
     def __init__(self, slo: ServingSLO, endpoints: Mapping[str, Endpoint]) -> None:
         self._endpoints = dict(endpoints)
@@ -32,7 +34,8 @@ class Steering:
     def adopt(self, slo: ServingSLO) -> Policy:
         """Takes a new promise; its policy comes into force at once, the knobs follow with the next observation."""
         self._revision = min(self._revision + 1, MAX_REVISION)
-        # A generation of its own, as the API server counts them: what was estimated for another promise says nothing about this one.
+        # A generation of its own, as the API server counts them: what was estimated for another promise says nothing
+        # about this one.
         self.slo = replace(slo, generation=self._revision)
         self._traffic = TrafficBook(slo.target_name, slo.window)
         return self.policy()
@@ -71,7 +74,8 @@ class Steering:
             return None
         if moved:
             self._knobs = found.knobs
-        # Above one that came from elsewhere too (a file that somebody edited): nobody would listen to a lower one again.
+        # Above one that came from elsewhere too (a file that somebody edited): nobody would listen to a lower one
+        # again.
         self._revision = min(max(self._revision, known) + 1, MAX_REVISION)
         return self.policy()
 

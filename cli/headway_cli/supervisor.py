@@ -1,4 +1,5 @@
-"""The processes that `headway up` runs: started, watched, restarted when they die, stopped without leaving anything behind."""
+"""The processes that `headway up` runs: started, watched, restarted when they die, stopped without leaving anything
+behind."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _STEADY_AFTER = 60.0
 """Seconds alive after which a process counts as healthy and its backoff starts anew."""
 
 _UNWELL_LIMIT = 30.0
-"""Seconds without a good word from a process that runs, after which it counts as hung: a busy machine is silent for less."""
+"""Seconds without a good word from a process that runs, after which it counts as hung: a busy machine is silent for
+less."""
 _LAST_BYTES = 64 * 1024
 """Read of the end of a log, which may have grown for weeks."""
 
@@ -112,7 +114,8 @@ class Child:
 
 
 class Supervisor:
-    """Keeps children running. `check` and `end_hung` are called often and say what happened, in words; `stop` ends all."""
+    """Keeps children running. `check` and `end_hung` are called often and say what happened, in words; `stop` ends
+    all."""
 
     def __init__(self, children: Sequence[Child]) -> None:
         self.children = list(children)
@@ -133,26 +136,34 @@ class Supervisor:
                     child.deaths = 0
                 pause = child.postpone(now)
                 told.append(
-                    f"{child.name} ended ({_how(child.process.returncode)}); starting it again in {pause:.0f} s; log: {child.log_path}"
+                    f"{child.name} ended ({_how(child.process.returncode)}); starting it again in {pause:.0f} "
+                    f"s; log: {child.log_path}"
                 )
             elif now >= child.restart_at:
                 try:
                     child.start(now)
                 except OSError as error:  # no memory, processes or disk for it now: the others go on
-                    told.append(f"{child.name} could not be started ({error.strerror}); trying again in {child.postpone(now):.0f} s")
+                    told.append(
+                        f"{child.name} could not be started ({error.strerror}); trying again in "
+                        f"{child.postpone(now):.0f} s"
+                    )
                 else:
                     told.append(f"{child.name} started again")
         return told
 
     def end_hung(self, well: Collection[str], now: float) -> list[str]:
-        """Ends what runs and has not been among `well` (names) for too long; `check` then starts it again. Returns a line for each."""
+        """Ends what runs and has not been among `well` (names) for too long; `check` then starts it again. Returns a
+        line for each."""
         told = []
         for child in self.children:
             if child.name in well or not child.alive:
                 child.well_at = now
             elif now - child.well_at > _UNWELL_LIMIT and child.process is not None:
                 kill_group(child.process)
-                told.append(f"{child.name} has not been well for {now - child.well_at:.0f} s and was ended; log: {child.log_path}")
+                told.append(
+                    f"{child.name} has not been well for {now - child.well_at:.0f} s and was ended; log: "
+                    f"{child.log_path}"
+                )
         return told
 
     def stop(self, grace: float) -> None:

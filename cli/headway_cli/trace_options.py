@@ -1,4 +1,5 @@
-"""Which requests to replay and of which class each is: the options that `headway bench` and `headway simulate` share, and their checks."""
+"""Which requests to replay and of which class each is: the options that `headway bench` and `headway simulate` share,
+and their checks."""
 
 from __future__ import annotations
 
@@ -19,15 +20,26 @@ def add_trace_options(parser: argparse._ActionsContainer, requests: int) -> None
         "--trace",
         default="conv",
         metavar="NAME|FILE",
-        help=f"{', '.join(FAMILIES)} (made up, with the statistics of the published ones), a .csv or a .jsonl (default: %(default)s)",
+        help=f"{', '.join(FAMILIES)} (made up, with the statistics of the published ones), a .csv or a .jsonl "
+        "(default: %(default)s)",
     )
     parser.add_argument(
-        "--requests", type=int, default=requests, metavar="N", help="how many of the trace (default: %(default)s; 0: all of a file)"
+        "--requests",
+        type=int,
+        default=requests,
+        metavar="N",
+        help="how many of the trace (default: %(default)s; 0: all of a file)",
     )
     parser.add_argument(
-        "--scale-lengths", type=float, default=1.0, metavar="X", help="multiply prompt and output lengths (default: %(default)s)"
+        "--scale-lengths",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="multiply prompt and output lengths (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of a made-up trace and of the class of each request (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of a made-up trace and of the class of each request (default: %(default)s)"
+    )
 
 
 def choose_trace(given: argparse.Namespace) -> list[TraceRequest]:
@@ -46,11 +58,15 @@ def choose_trace(given: argparse.Namespace) -> list[TraceRequest]:
     else:
         path = Path(given.trace)
         if not path.is_file():
-            raise InvalidInput(f"--trace {given.trace}: no such file, and no made-up trace of that name ({', '.join(FAMILIES)})")
+            raise InvalidInput(
+                f"--trace {given.trace}: no such file, and no made-up trace of that name ({', '.join(FAMILIES)})"
+            )
         trace = read(path)
         trace = trace[: given.requests] if given.requests else trace
     if trace[-1].at == trace[0].at:
-        raise InvalidInput(f"--trace {given.trace}: its {len(trace)} requests all come at one instant, so there is no pace to keep")
+        raise InvalidInput(
+            f"--trace {given.trace}: its {len(trace)} requests all come at one instant, so there is no pace to keep"
+        )
     trace = [_scaled(request, given.scale_lengths) for request in trace]
     if given.rate is not None:
         return at_rate(trace, given.rate)
@@ -78,7 +94,9 @@ def parse_mix(text: str | None, classes: Sequence[PriorityClass], default_class:
         except ValueError:
             raise InvalidInput(f"--mix takes CLASS=SHARE,..., not {part!r}") from None
         if name not in known or not 0 <= shares[name] < float("inf"):
-            raise InvalidInput(f"--mix {part!r}: the SLO has the classes {', '.join(sorted(known))}, and a share is not negative")
+            raise InvalidInput(
+                f"--mix {part!r}: the SLO has the classes {', '.join(sorted(known))}, and a share is not negative"
+            )
     if not sum(shares.values()) > 0:
         raise InvalidInput("--mix needs a positive share")
     return shares

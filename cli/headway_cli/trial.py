@@ -1,4 +1,5 @@
-"""One trial of a promise: a trace before simulated replicas, once for each rule of the door, and before one server beside the optimum."""
+"""One trial of a promise: a trace before simulated replicas, once for each rule of the door, and before one server
+beside the optimum."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class OneServer:
-    """The door alone, before a single first-come-first-served server of the same capacity: shares of all offered that are on time."""
+    """The door alone, before a single first-come-first-served server of the same capacity: shares of all offered that
+    are on time."""
 
     optimum: float
     """Of whoever knows every arrival beforehand: exact."""
@@ -60,22 +62,30 @@ class Trial:
 def configured(
     report: RuntimeReport, trace: Sequence[TraceRequest], classes: Sequence[PriorityClass], scheduling_policy: str
 ) -> tuple[ReplicaConfig, str]:
-    """The replica of the report, and where its knobs come from: those in force, or else those that the planner gives for this trace.
+    """The replica of the report, and where its knobs come from: those in force, or else those that the planner gives
+    for this trace.
 
     Raises:
         InvalidInput: it has not measured its step time yet.
     """
     model, limits = report.step_time, report.capacity
     if model is None:
-        raise InvalidInput(f"replica {report.replica} has not measured its step time: {report.message or 'it is still starting'}")
+        raise InvalidInput(
+            f"replica {report.replica} has not measured its step time: {report.message or 'it is still starting'}"
+        )
     sequences, budget = report.effective.max_num_seqs, report.effective.prefill_token_budget
     message = "as they are"
     if sequences is None or budget is None:
-        prompt, output = (fmean(lengths) for lengths in zip(*((one.prompt_tokens, one.output_tokens) for one in trace), strict=True))
+        prompt, output = (
+            fmean(lengths) for lengths in zip(*((one.prompt_tokens, one.output_tokens) for one in trace), strict=True)
+        )
         load = Workload(prompt, 0.0, output, prompt + output / 2)
         found = solve(model, load, Promise.tightest([known.objectives for known in classes], prompt), limits)
         if isinstance(found, ReplicaCapacity):
-            planned, message = (found.max_num_seqs, found.prefill_token_budget), f"as the planner sets them: {found.message}"
+            planned, message = (
+                (found.max_num_seqs, found.prefill_token_budget),
+                f"as the planner sets them: {found.message}",
+            )
         else:
             planned, message = (limits.max_num_seqs, limits.prefill_token_budget), f"at their limits: {found.message}"
         sequences, budget = sequences or planned[0], budget or planned[1]
@@ -92,7 +102,13 @@ def configured(
     ), message
 
 
-def run(config: SimulationConfig, trace: Sequence[TraceRequest], rho: float | None, rules: Sequence[Rule], progress: Progress) -> Trial:
+def run(
+    config: SimulationConfig,
+    trace: Sequence[TraceRequest],
+    rho: float | None,
+    rules: Sequence[Rule],
+    progress: Progress,
+) -> Trial:
     """Tries every rule on the same requests. `rho` None: at the trace's own pace.
 
     Raises:
@@ -129,7 +145,9 @@ def _one_server(trial: Trial, target: float) -> OneServer:
     works, _ = fifo.works(trial.trace, trial.rho)
     best = most_on_time([request.at for request in trial.trace], works, target)
     arms = {
-        rule: fifo.run(trial.trace, fifo.FifoConfig(trial.rho, rule, target, size_error=trial.config.size_error, margin=None)).attainment
+        rule: fifo.run(
+            trial.trace, fifo.FifoConfig(trial.rho, rule, target, size_error=trial.config.size_error, margin=None)
+        ).attainment
         for rule in trial.reports
     }
     return OneServer(len(best) / len(trial.trace), arms)

@@ -15,7 +15,15 @@ from headway_cli.trial import OneServer, Trial
 def table(trial: Trial) -> Table:
     """One row for each rule and, where there are several, each class; the first rule also by prompt length."""
     made = Table(box=None, header_style="bold", pad_edge=False)
-    heads = ("offered", "shed", "TTFT kept", "TPOT kept", "every token in time", "TTFT p50/p95/p99 s", "TPOT p50/p95/p99 ms")
+    heads = (
+        "offered",
+        "shed",
+        "TTFT kept",
+        "TPOT kept",
+        "every token in time",
+        "TTFT p50/p95/p99 s",
+        "TPOT p50/p95/p99 ms",
+    )
     for head in ("", *heads):
         made.add_column(head, justify="right" if head else "left", no_wrap=not head)
     for number, (rule, report) in enumerate(trial.reports.items()):
@@ -59,7 +67,9 @@ def remarks(trial: Trial) -> list[str]:
     if report.preemptions:
         told.append(f"{report.preemptions} preemptions: KV blocks ran out")
     if trial.one_server is None:
-        told.append("no exact optimum: it is known where all requests have one TTFT target, without perThousandPromptTokens")
+        told.append(
+            "no exact optimum: it is known where all requests have one TTFT target, without perThousandPromptTokens"
+        )
     return told
 
 
@@ -68,7 +78,10 @@ def optimum_table(found: OneServer) -> Table:
     made = Table(box=None, header_style="bold", pad_edge=False)
     for head in ("the door alone, before one server of this capacity", "TTFT kept", "of the optimum"):
         made.add_column(head, justify="left" if not made.columns else "right", no_wrap=True)
-    for name, share in {"exact optimum": found.optimum, **{rule.value: share for rule, share in found.rules.items()}}.items():
+    for name, share in {
+        "exact optimum": found.optimum,
+        **{rule.value: share for rule, share in found.rules.items()},
+    }.items():
         made.add_row(name, _percent(share), _percent(share / found.optimum if found.optimum else None))
     return made
 
@@ -88,7 +101,10 @@ def document(trial: Trial) -> dict[str, object]:
         "rules": {rule.value: report.as_dict() for rule, report in trial.reports.items()},
         "oneServer": None
         if trial.one_server is None
-        else {"optimum": trial.one_server.optimum, "rules": {rule.value: share for rule, share in trial.one_server.rules.items()}},
+        else {
+            "optimum": trial.one_server.optimum,
+            "rules": {rule.value: share for rule, share in trial.one_server.rules.items()},
+        },
     }
 
 

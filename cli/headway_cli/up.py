@@ -38,7 +38,9 @@ class Deployment:
     def __init__(self, settings: UpSettings, state: Path) -> None:
         self.settings = settings
         self.policies = state / "policy"
-        self.endpoints = {f"replica-{n + 1}": Endpoint("127.0.0.1", free_port(), free_port()) for n in range(settings.replicas)}
+        self.endpoints = {
+            f"replica-{n + 1}": Endpoint("127.0.0.1", free_port(), free_port()) for n in range(settings.replicas)
+        }
         self.gateway_control = free_port()
         self.steering = Steering(settings.slo, self.endpoints)
         write_policy(self.policies, self.steering.policy())
@@ -49,7 +51,9 @@ class Deployment:
         self.slo_missed = 0
         """Looks in a row that found no file."""
         self.gateway = Child("gateway", self._gateway_arguments(), state / "gateway.log")
-        self.replicas = {name: Child(name, self._runtime_arguments(name), state / f"{name}.log") for name in self.endpoints}
+        self.replicas = {
+            name: Child(name, self._runtime_arguments(name), state / f"{name}.log") for name in self.endpoints
+        }
         # The gateway stops first, so that it can finish its streams on replicas that still run.
         self.supervisor = Supervisor([self.gateway, *self.replicas.values()])
 
@@ -64,9 +68,24 @@ class Deployment:
     def _runtime_arguments(self, name: str) -> list[str]:
         settings, endpoint = self.settings, self.endpoints[name]
         return [
-            *("headway_runtime", "--model", str(settings.model), "--pool", settings.slo.target_name, "--replica-id", name),
+            *(
+                "headway_runtime",
+                "--model",
+                str(settings.model),
+                "--pool",
+                settings.slo.target_name,
+                "--replica-id",
+                name,
+            ),
             *("--host", endpoint.host, "--port", str(endpoint.port), "--control-port", str(endpoint.control_port)),
-            *("--policy", str(self.policies), "--threads", str(settings.threads), "--drain-seconds", str(settings.drain_seconds)),
+            *(
+                "--policy",
+                str(self.policies),
+                "--threads",
+                str(settings.threads),
+                "--drain-seconds",
+                str(settings.drain_seconds),
+            ),
             *settings.runtime_arguments,
         ]
 
@@ -100,7 +119,8 @@ def _reachable(host: str) -> str:
 
 @contextlib.contextmanager
 def _alone_in(state: Path) -> Iterator[None]:
-    """The folder is this one's while it lasts: two would steer each other's replicas. Raises InvalidInput when another has it."""
+    """The folder is this one's while it lasts: two would steer each other's replicas. Raises InvalidInput when another
+    has it."""
     with (state / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,7 +134,8 @@ class StartFailed(Exception):
 
 
 def run(settings: UpSettings) -> int:
-    """Runs until a signal; 0 after a clean stop, 1 when it could not start. Blocks. Raises InvalidInput when the state folder is in use."""
+    """Runs until a signal; 0 after a clean stop, 1 when it could not start. Blocks. Raises InvalidInput when the state
+    folder is in use."""
     state = settings.state or Path(tempfile.mkdtemp(prefix="headway-"))
     with _alone_in(state):
         code = _run(Deployment(settings, state), state)
@@ -144,7 +165,10 @@ async def _serve(deployment: Deployment, state: Path) -> None:
     supervisor = deployment.supervisor
     with LiveView(sys.stdout) as view:
         async with httpx.AsyncClient(timeout=2.0) as client:
-            view.say(f"starting {deployment.settings.replicas} x {deployment.settings.model.name}; logs and policy in {state}")
+            view.say(
+                f"starting {deployment.settings.replicas} x {deployment.settings.model.name}; logs and policy "
+                f"in {state}"
+            )
             supervisor.start(time.monotonic())
             if await _until_ready(deployment, client, stop, view.say):
                 view.say(_welcome(deployment, await _model_name(client, deployment.url)))
@@ -155,14 +179,18 @@ async def _serve(deployment: Deployment, state: Path) -> None:
     await asyncio.to_thread(supervisor.stop, deployment.settings.drain_seconds + 5)
 
 
-async def _until_ready(deployment: Deployment, client: httpx.AsyncClient, stop: asyncio.Event, say: Callable[[str], None]) -> bool:
+async def _until_ready(
+    deployment: Deployment, client: httpx.AsyncClient, stop: asyncio.Event, say: Callable[[str], None]
+) -> bool:
     """True when gateway and replicas are ready, False when told to stop before. Raises StartFailed."""
     started = time.monotonic()
     told: dict[str, str] = {}
     while not stop.is_set():
         for child in deployment.supervisor.children:
             if not child.alive:
-                raise StartFailed(f"{child.name} ended while starting; the end of {child.log_path}:\n{child.last_lines()}")
+                raise StartFailed(
+                    f"{child.name} ended while starting; the end of {child.log_path}:\n{child.last_lines()}"
+                )
         reports = await runtime_reports(client, deployment.runtime_control_urls)
         for name, report in reports.items():
             message = report.message or report.state.value
@@ -174,7 +202,9 @@ async def _until_ready(deployment: Deployment, client: httpx.AsyncClient, stop: 
         if gateway is not None and sum(pool.ready_replicas for pool in gateway.pools) == len(deployment.endpoints):
             return True
         if time.monotonic() - started > _START_LIMIT:
-            raise StartFailed(f"not ready after {_START_LIMIT:.0f} s; see the logs in {deployment.gateway.log_path.parent}")
+            raise StartFailed(
+                f"not ready after {_START_LIMIT:.0f} s; see the logs in {deployment.gateway.log_path.parent}"
+            )
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), 0.3)
     return False
@@ -229,7 +259,8 @@ def _reread(deployment: Deployment, say: Callable[[str], None]) -> None:
 
 
 def _content(path: Path) -> bytes | None:
-    """What the file holds; None while there is none to read. A pipe is read at the start only: it might be waited for, and all else too."""
+    """What the file holds; None while there is none to read. A pipe is read at the start only: it might be waited for,
+    and all else too."""
     try:
         return path.read_bytes() if path.is_file() else None
     except OSError:

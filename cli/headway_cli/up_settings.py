@@ -26,7 +26,8 @@ examples:
   headway up -- --max-num-seqs 16 --dtype bfloat16
                                                  whatever stands after -- goes to every headway-runtime
 
-The promise is a ServingSLO, the same YAML that Kubernetes takes. See what it keeps at http://127.0.0.1:8000/ while it runs.
+The promise is a ServingSLO, the same YAML that Kubernetes takes. See what it keeps at http://127.0.0.1:8000/ while it
+runs.
 """
 
 
@@ -56,16 +57,25 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--model", metavar="DIR|FILE.gguf", help="checkpoint folder or GGUF file (default: the model that `make up` installed)"
+        "--model",
+        metavar="DIR|FILE.gguf",
+        help="checkpoint folder or GGUF file (default: the model that `make up` installed)",
     )
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="runtime processes (default: 1)")
     parser.add_argument(
-        "--slo", type=Path, default=DEFAULT, metavar="FILE", help="a ServingSLO; read again when it changes (default: an example)"
+        "--slo",
+        type=Path,
+        default=DEFAULT,
+        metavar="FILE",
+        help="a ServingSLO; read again when it changes (default: an example)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="where the gateway listens (default: %(default)s)")
     parser.add_argument("--port", type=int, default=SERVING_PORT, help="the gateway's port (default: %(default)s)")
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="torch threads of each replica (default: the cores, shared out, one kept for the rest)"
+        "--threads",
+        type=int,
+        metavar="N",
+        help="torch threads of each replica (default: the cores, shared out, one kept for the rest)",
     )
     parser.add_argument(
         "--drain-seconds",
@@ -75,9 +85,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="on Ctrl-C, time for running requests to finish (default: %(default)s)",
     )
     parser.add_argument(
-        "--state", type=Path, metavar="DIR", help="folder for logs and the policy (default: a temporary one, removed on a clean stop)"
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="folder for logs and the policy (default: a temporary one, removed on a clean stop)",
     )
-    parser.add_argument("runtime_arguments", nargs="*", metavar="-- RUNTIME OPTIONS", help="options of headway-runtime, after --")
+    parser.add_argument(
+        "runtime_arguments", nargs="*", metavar="-- RUNTIME OPTIONS", help="options of headway-runtime, after --"
+    )
 
 
 def check(given: argparse.Namespace) -> UpSettings:
@@ -101,12 +116,17 @@ def check(given: argparse.Namespace) -> UpSettings:
     from_arguments(["--model", str(model), *given.runtime_arguments])  # says itself which flag it cannot honour
     reason = why_not_listen(given.host, given.port)
     if reason is not None:
-        raise InvalidInput(f"port {given.port} on {given.host} {reason}: choose another with --port or --host, or stop what listens there")
+        raise InvalidInput(
+            f"port {given.port} on {given.host} {reason}: choose another with --port or --host, or stop what "
+            "listens there"
+        )
     if given.state is not None:
         try:
             given.state.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidInput(f"--state {given.state}: cannot be made a folder ({error.strerror}): name another") from error
+            raise InvalidInput(
+                f"--state {given.state}: cannot be made a folder ({error.strerror}): name another"
+            ) from error
     return UpSettings(
         model=model,
         replicas=given.replicas,

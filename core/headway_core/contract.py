@@ -1,10 +1,12 @@
-"""What gateway, runtime and operator must spell alike: ports, paths, headers, labels, metric names, and the three documents.
+"""What gateway, runtime and operator must spell alike: ports, paths, headers, labels, metric names, and the three
+documents.
 
 * `Policy` goes down: the operator (or `headway up`) writes it as a file, gateway and runtime read it.
-* `RuntimeReport` and `GatewayReport` come up: polled from the control port (`GET /load`); a runtime's report also rides, in short, on
-  every response as the header `LOAD`.
+* `RuntimeReport` and `GatewayReport` come up: polled from the control port (`GET /load`); a runtime's report also
+  rides, in short, on every response as the header `LOAD`.
 
-Absent is unknown: a reader must never take None for zero. Counters in reports only grow until `boot_id` changes; readers difference them.
+Absent is unknown: a reader must never take None for zero. Counters in reports only grow until `boot_id` changes;
+readers difference them.
 """
 
 from __future__ import annotations
@@ -46,15 +48,18 @@ REQUEST_ID = "x-request-id"
 PRIORITY = "x-headway-priority"
 """Gateway to runtime: the class's priority, a whole number; the runtime serves higher ones first."""
 CLASS = "x-headway-class"
-"""Client to gateway, honoured only with --trust-class-header: the name of a class. Gateway to runtime: the class for its metrics."""
+"""Client to gateway, honoured only with --trust-class-header: the name of a class. Gateway to runtime: the class for
+its metrics."""
 TENANT = "x-headway-tenant"
 """Gateway to runtime: salt of the prefix cache, so that nobody learns by timing what others asked."""
 DISPATCH = "x-headway-dispatch"
-"""Gateway to runtime: ``<gateway boot id>:<number>``; numbers grow by one per replica, and the load report says the highest seen."""
+"""Gateway to runtime: ``<gateway boot id>:<number>``; numbers grow by one per replica, and the load report says the
+highest seen."""
 WANT_USAGE = "x-headway-want-usage"
 """Gateway to runtime: ask for the SSE comment `USAGE_COMMENT` at the end of a stream."""
 USAGE_COMMENT = ": headway "
-"""Head of the SSE comment line that carries ``{"prompt": p, "cached": c, "completion": n}``; the gateway takes it out of the stream."""
+"""Head of the SSE comment line that carries ``{"prompt": p, "cached": c, "completion": n}``; the gateway takes it out
+of the stream."""
 PROMPT_TOKENS = "x-headway-prompt-tokens"
 """Runtime to gateway: the exact prompt length, from which the gateway learns its bytes-per-token estimate."""
 CACHED_TOKENS = "x-headway-cached-tokens"
@@ -92,15 +97,18 @@ LABEL_GATEWAY = "headway.dev/gateway"
 ANNOTATION_PAUSED = "headway.dev/paused"
 """On a ServingSLO, "true": nothing is applied."""
 ANNOTATION_OPERATOR = "headway.dev/operator"
-"""On a gateway's Service: ``namespace/name`` of the lease of the operator that manages what is behind it; any other leaves that alone."""
+"""On a gateway's Service: ``namespace/name`` of the lease of the operator that manages what is behind it; any other
+leaves that alone."""
 ANNOTATION_POLICY_TOUCH = "headway.dev/policy-revision"
-"""On pods: the revision that the operator last wrote. Changing it makes the kubelet refresh mounted ConfigMaps at once."""
+"""On pods: the revision that the operator last wrote. Changing it makes the kubelet refresh mounted ConfigMaps at
+once."""
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 FIELD_MANAGER_PREFIX = "headway/"
 
 
 def policy_config_map(gateway: str) -> str:
-    """The ConfigMap that carries the policies of everything behind one gateway Service; one key ``<slo>.json`` for each ServingSLO."""
+    """The ConfigMap that carries the policies of everything behind one gateway Service; one key ``<slo>.json`` for each
+    ServingSLO."""
     return f"{gateway}-policy"
 
 
@@ -127,7 +135,9 @@ class Metric:
     ENGINE_TTFT = "headway_engine_ttft_seconds"  # runtime, arrival at the runtime to first token; class
     ENGINE_ITL = "headway_engine_itl_seconds"  # runtime; class
     STEP_SECONDS = "headway_engine_step_seconds"  # runtime
-    STEP_ERROR = "headway_engine_step_prediction_relative_error"  # runtime: |predicted - actual| / actual, one step ahead
+    STEP_ERROR = (
+        "headway_engine_step_prediction_relative_error"  # runtime: |predicted - actual| / actual, one step ahead
+    )
     PREEMPTIONS = "headway_engine_preemptions"  # runtime; kind, cause
     RUNNING = "headway_engine_running_sequences"  # runtime
     WAITING = "headway_engine_waiting_sequences"  # runtime
@@ -145,7 +155,8 @@ OUTCOMES = ("ok", "shed", "client_closed", "client_error", "upstream_error", "ti
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where one replica, or the headless Service in front of all, listens. `host` may be a DNS name with many addresses."""
+    """Where one replica, or the headless Service in front of all, listens. `host` may be a DNS name with many
+    addresses."""
 
     host: str
     port: int = SERVING_PORT
@@ -178,7 +189,8 @@ class Knobs:
 
 
 MAX_REVISION = 2**31 - 1
-"""Revisions count changes: one a second for 68 years. Beyond it is a mistake, and would shut out every policy that comes after."""
+"""Revisions count changes: one a second for 68 years. Beyond it is a mistake, and would shut out every policy that
+comes after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +212,9 @@ class Policy:
     def __post_init__(self) -> None:
         if not 1 <= self.revision <= MAX_REVISION:
             shown = self.revision if abs(self.revision) < 10**20 else f"{'-' if self.revision < 0 else ''}10^20 or more"
-            raise ValueError(f"revision must be from 1 to {MAX_REVISION}, not {shown}: write the one after the revision in force")
+            raise ValueError(
+                f"revision must be from 1 to {MAX_REVISION}, not {shown}: write the one after the revision in force"
+            )
         if all(known.name != self.default_class for known in self.classes):
             raise ValueError(f"defaultClass must name one of the classes, not {self.default_class!r}")
 
@@ -252,8 +266,8 @@ class Acknowledgement:
 class StepTimeReport:
     """Coefficients of `headway_core.latency`, seconds per unit, with how far they can be trusted.
 
-    t = base + per_row·min(m, knee) + per_row_above·max(0, m - knee) + per_context_token·c + per_prefill_pair·q + per_sampled_row·r
-    for m = prefill tokens + decode rows, c context tokens, q prefill pairs, r sampled rows.
+    t = base + per_row·min(m, knee) + per_row_above·max(0, m - knee) + per_context_token·c + per_prefill_pair·q +
+    per_sampled_row·r for m = prefill tokens + decode rows, c context tokens, q prefill pairs, r sampled rows.
     """
 
     base: float
@@ -359,7 +373,8 @@ class LoadHint:
 
 @dataclass(frozen=True, slots=True)
 class ClassBooks:
-    """One class's counters since the gateway's boot. Every offered request is in exactly one of `outcomes`, or still in flight."""
+    """One class's counters since the gateway's boot. Every offered request is in exactly one of `outcomes`, or still in
+    flight."""
 
     offered: int = 0
     retries: int = 0
@@ -443,7 +458,8 @@ def _json(text: str | bytes) -> object:
 
 
 def tenant_salt(tenant: str | None) -> bytes:
-    """The salt of a tenant's prefix digests: 16 bytes, equal for equal tenants, from blake2b and never from ``hash()``."""
+    """The salt of a tenant's prefix digests: 16 bytes, equal for equal tenants, from blake2b and never from
+    ``hash()``."""
     return hashlib.blake2b((tenant or "").encode(), digest_size=16).digest()
 
 

@@ -1,4 +1,5 @@
-"""Durations as Kubernetes writes them (GEP-2257): ``1h30m``, ``500ms``, ``1s500ms``; whole milliseconds, no sign, no decimals."""
+"""Durations as Kubernetes writes them (GEP-2257): ``1h30m``, ``500ms``, ``1s500ms``; whole milliseconds, no sign, no
+decimals."""
 
 from __future__ import annotations
 

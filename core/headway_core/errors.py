@@ -11,7 +11,8 @@
     ├── CheckpointError         a model that must not be served as it is; names the file and the field
     └── EngineDied              the engine process is gone; every request in flight ends with this
 
-A message gives the rule, what arrived instead, and the remedy. `assert` is for invariants of this code alone, never for input.
+A message gives the rule, what arrived instead, and the remedy. `assert` is for invariants of this code alone, never for
+input.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class HeadwayError(Exception):
 
 
 class InvalidInput(HeadwayError):
-    """Input that breaks a rule. `field` is a dotted path (``spec.objectives.ttft.target``), or empty when no single field is at fault."""
+    """Input that breaks a rule. `field` is a dotted path (``spec.objectives.ttft.target``), or empty when no single
+    field is at fault."""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(f"{field}: {message}" if field else message)
@@ -41,9 +43,9 @@ class DocumentError(InvalidInput):
 class RequestError(InvalidInput):
     """One bad request. `code` is a short machine-readable word such as ``context_length_exceeded``.
 
-    Three of them have one meaning wherever a member is checked: ``missing_required_parameter``, it is absent or null and has to be there;
-    ``invalid_type``, it is of another JSON type than the rule names; ``invalid_value``, the type is right and the value is not, a number
-    out of range or an empty list.
+    Three of them have one meaning wherever a member is checked: ``missing_required_parameter``, it is absent or null
+    and has to be there; ``invalid_type``, it is of another JSON type than the rule names; ``invalid_value``, the type
+    is right and the value is not, a number out of range or an empty list.
     """
 
     def __init__(self, message: str, field: str = "", code: str = "invalid_value") -> None:

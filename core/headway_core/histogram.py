@@ -1,4 +1,5 @@
-"""Log-bucketed histograms: a quantile is never off by more than the growth of one bucket, whatever the range of the values."""
+"""Log-bucketed histograms: a quantile is never off by more than the growth of one bucket, whatever the range of the
+values."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ SMALLEST = 1e-4
 
 
 def bucket(value: float) -> int:
-    """The bucket of `value` in seconds: 0 up to `SMALLEST`, else i with SMALLEST·GROWTH^(i-1) < value ≤ SMALLEST·GROWTH^i."""
+    """The bucket of `value` in seconds: 0 up to `SMALLEST`, else i with SMALLEST·GROWTH^(i-1) < value ≤
+    SMALLEST·GROWTH^i."""
     if value <= SMALLEST:
         return 0
     return math.ceil(math.log(value / SMALLEST) / math.log(GROWTH) - 1e-9)
@@ -44,7 +46,8 @@ class LogHistogram:
         return sum(self.counts.values())
 
     def quantile(self, q: float) -> float | None:
-        """The value at quantile `q` in (0, 1], within half a bucket; None when nothing was observed: unknown is not zero."""
+        """The value at quantile `q` in (0, 1], within half a bucket; None when nothing was observed: unknown is not
+        zero."""
         total = self.total
         if total == 0:
             return None
@@ -57,12 +60,20 @@ class LogHistogram:
         raise AssertionError("the counts add up to the total")
 
     def share_within(self, limit: float) -> float | None:
-        """The share of observations in buckets that lie wholly at or under `limit` seconds; None when nothing was observed."""
+        """The share of observations in buckets that lie wholly at or under `limit` seconds; None when nothing was
+        observed."""
         total = self.total
         if total == 0:
             return None
         last = bucket(limit)
-        return sum(count for index, count in self.counts.items() if index < last or (index == last and _ends_at(last, limit))) / total
+        return (
+            sum(
+                count
+                for index, count in self.counts.items()
+                if index < last or (index == last and _ends_at(last, limit))
+            )
+            / total
+        )
 
     def merge(self, other: Mapping[int, int]) -> None:
         """Adds the counts of another histogram."""

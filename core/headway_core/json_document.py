@@ -1,4 +1,5 @@
-"""A request body as a JSON object, strictly: what json.loads lets pass and another parser would read differently is refused."""
+"""A request body as a JSON object, strictly: what json.loads lets pass and another parser would read differently is
+refused."""
 
 from __future__ import annotations
 
@@ -11,22 +12,26 @@ from typing import Any
 from headway_core.errors import RequestError
 
 LARGE_BYTES = 256 * 1024
-"""Bodies from this size on belong in a worker thread: the densest smaller one takes some milliseconds, each MiB more some tenths of a
-second."""
+"""Bodies from this size on belong in a worker thread: the densest smaller one takes some milliseconds, each MiB more
+some tenths of a second."""
 MAX_CONTAINERS = 100_000
-"""Lists and objects in a large body; a smaller one holds fewer. Each takes 20 times the bytes that it may have in a body."""
+"""Lists and objects in a large body; a smaller one holds fewer. Each takes 20 times the bytes that it may have in a
+body."""
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The body as a dictionary. Raises RequestError (400) for anything that is not one well-formed JSON object in UTF-8.
+    """The body as a dictionary. Raises RequestError (400) for anything that is not one well-formed JSON object in
+    UTF-8.
 
-    Duplicate keys, NaN and Infinity, numbers beyond a double, a byte order mark, text after the object, nesting deeper than the
-    interpreter's limit and more than `MAX_CONTAINERS` lists and objects are all refused.
+    Duplicate keys, NaN and Infinity, numbers beyond a double, a byte order mark, text after the object, nesting deeper
+    than the interpreter's limit and more than `MAX_CONTAINERS` lists and objects are all refused.
     """
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RequestError(f"the body is not UTF-8: {error.reason} at byte {error.start}", code="invalid_json") from None
+        raise RequestError(
+            f"the body is not UTF-8: {error.reason} at byte {error.start}", code="invalid_json"
+        ) from None
     if text.startswith("\ufeff"):
         raise RequestError("the body starts with a byte order mark: send plain UTF-8", code="invalid_json")
     try:
@@ -45,7 +50,9 @@ def check_text(text: str, field: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise RequestError(f"holds an unpaired surrogate escape at character {error.start}: that is not text", field) from None
+        raise RequestError(
+            f"holds an unpaired surrogate escape at character {error.start}: that is not text", field
+        ) from None
     return text
 
 
@@ -55,7 +62,8 @@ class _Decoder(json.JSONDecoder):
 
 
 class _PatientDecoder(_Decoder):
-    """Lets other threads run meanwhile: the standard library's scanner in C holds the interpreter until it has read everything.
+    """Lets other threads run meanwhile: the standard library's scanner in C holds the interpreter until it has read
+    everything.
 
     Strings, which make most bodies large, are scanned in C all the same.
     """
@@ -72,7 +80,9 @@ class _PatientDecoder(_Decoder):
         def counted(*arguments: Any) -> Any:
             self._room -= 1
             if self._room < 0:
-                raise RequestError(f"the body holds more than {MAX_CONTAINERS} lists and objects: send fewer", code="invalid_json")
+                raise RequestError(
+                    f"the body holds more than {MAX_CONTAINERS} lists and objects: send fewer", code="invalid_json"
+                )
             return parse(*arguments)
 
         return counted

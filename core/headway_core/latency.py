@@ -1,17 +1,19 @@
 """How long an iteration takes: the step-time model that gateway, runtime, operator and simulator all predict from.
 
-A line is the wrong shape, because a matrix product costs ``max(reading the weights, rate · rows)``. So the features of an iteration are
+A line is the wrong shape, because a matrix product costs ``max(reading the weights, rate · rows)``. So the features of
+an iteration are
 
     1,  min(m, knee),  max(0, m - knee),  context tokens,  prefill pairs,  sampled rows
 
 with m = prefill tokens + decode rows, and no coefficient is negative. The runtime measures a grid of shapes at start
-(`calibration_shapes`), where rows, context and prefill vary independently; in traffic they do not, and a fit of traffic alone misjudges
-what it has not seen. The grid stays as a prior worth `PRIOR` iterations; later iterations refine it and are forgotten over `MEMORY`
-iterations. That is too slow for a machine that another load makes slower as a whole, so a prediction is the fit times its drift: the median
-of actual over fitted time of the last `DRIFT` iterations.
+(`calibration_shapes`), where rows, context and prefill vary independently; in traffic they do not, and a fit of traffic
+alone misjudges what it has not seen. The grid stays as a prior worth `PRIOR` iterations; later iterations refine it and
+are forgotten over `MEMORY` iterations. That is too slow for a machine that another load makes slower as a whole, so a
+prediction is the fit times its drift: the median of actual over fitted time of the last `DRIFT` iterations.
 
-Errors count in proportion to the predicted time, those beyond 3 median absolute deviations count as that much, and the first use of a shape
-counts not at all. The quality that is published is the median error of predictions made before the iteration ran.
+Errors count in proportion to the predicted time, those beyond 3 median absolute deviations count as that much, and the
+first use of a shape counts not at all. The quality that is published is the median error of predictions made before the
+iteration ran.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ PRIOR = 100.0
 MEMORY = 1000.0
 """Iterations after which an observation counts 1/e of a new one."""
 DRIFT = 64
-"""Iterations that the drift is taken from: half of them show a change, and chance moves their median by a sixth of the noise of one."""
+"""Iterations that the drift is taken from: half of them show a change, and chance moves their median by a sixth of the
+noise of one."""
 CLIP = 3.0
 """What an iteration says is clipped at so many median absolute deviations from the drift."""
 
@@ -87,8 +90,8 @@ class StepTimeModel:
     def calibrate(self, measured: Iterable[tuple[Shape, float]]) -> None:
         """Learns from shapes that were run alone, in the order in which they ran: (shape, seconds).
 
-        Of a shape that ran more than once the first time is left out and the median of the others counts. The knee is the row count that
-        leaves the least error.
+        Of a shape that ran more than once the first time is left out and the median of the others counts. The knee is
+        the row count that leaves the least error.
 
         Raises:
             ValueError: nothing was measured, or a time is not positive.
@@ -144,7 +147,8 @@ class StepTimeModel:
     def largest_prefill(
         self, limit_seconds: float, decode_rows: int, context_tokens: int, *, start: int = 0, at_most: int = 1 << 20
     ) -> int | None:
-        """Most prefill tokens, following `start` computed ones of their sequence, with t ≤ limit beside these decodes; at most `at_most`.
+        """Most prefill tokens, following `start` computed ones of their sequence, with t ≤ limit beside these decodes;
+        at most `at_most`.
 
         0 when even the decodes alone take longer; None before there is anything to predict from.
         """
@@ -173,14 +177,17 @@ class StepTimeModel:
 
     @property
     def relative_error(self) -> float | None:
-        """Median |predicted - actual| / actual of recent iterations, predicted before they ran; None before the first."""
+        """Median |predicted - actual| / actual of recent iterations, predicted before they ran; None before the
+        first."""
         return median(self._errors) if self._errors else None
 
     def report(self) -> StepTimeReport | None:
         """What to publish; None before there is anything to predict from."""
         if self._coefficients is None:
             return None
-        base, per_row, per_row_above, per_context_token, per_prefill_pair, per_sampled_row = (b * self._drift for b in self._coefficients)
+        base, per_row, per_row_above, per_context_token, per_prefill_pair, per_sampled_row = (
+            b * self._drift for b in self._coefficients
+        )
         return StepTimeReport(
             base=base,
             per_row=per_row,
@@ -211,18 +218,23 @@ class StepTimeModel:
         return new
 
 
-def calibration_shapes(*, max_num_seqs: int, prefill_token_budget: int, max_model_len: int, pool_tokens: int) -> tuple[Shape, ...]:
-    """The shapes to run at start, in this order and each at least twice: decodes, prefill and both together, at short and long context.
+def calibration_shapes(
+    *, max_num_seqs: int, prefill_token_budget: int, max_model_len: int, pool_tokens: int
+) -> tuple[Shape, ...]:
+    """The shapes to run at start, in this order and each at least twice: decodes, prefill and both together, at short
+    and long context.
 
-    A shape stands for: one prefill chunk of p = `prefill_tokens`, that follows ``pairs / p - p / 2`` computed tokens of its sequence and
-    samples; and n = `decode_rows` decodes that hold ``context_tokens / n`` tokens each. All fit in `pool_tokens` with a block of up to 32
-    tokens left over by each row, where the pool allows it.
+    A shape stands for: one prefill chunk of p = `prefill_tokens`, that follows ``pairs / p - p / 2`` computed tokens of
+    its sequence and samples; and n = `decode_rows` decodes that hold ``context_tokens / n`` tokens each. All fit in
+    `pool_tokens` with a block of up to 32 tokens left over by each row, where the pool allows it.
     """
     longest = max(1, min(max_model_len - 1, _LONGEST_CONTEXT, pool_tokens // 2))
     most_rows = max(1, min(max_num_seqs, pool_tokens // 2))
     most_prefill = max(1, min(prefill_token_budget, longest))
     rows = sorted({1, max(1, round(most_rows**0.5)), max(1, round(most_rows**0.75)), most_rows})
-    prefills = sorted({min(16, most_prefill), min(64, most_prefill), max(1, round((64 * most_prefill) ** 0.5)), most_prefill} - {0})
+    prefills = sorted(
+        {min(16, most_prefill), min(64, most_prefill), max(1, round((64 * most_prefill) ** 0.5)), most_prefill} - {0}
+    )
 
     def long(n: int) -> int:
         return max(1, min(longest, pool_tokens // 2 // n - 32))
@@ -232,7 +244,9 @@ def calibration_shapes(*, max_num_seqs: int, prefill_token_budget: int, max_mode
 
     shapes = [_shape(n, context(n), 0, 0) for n in rows for context in (short, long)]
     shapes += [_shape(0, 0, p, start) for p in prefills if p <= most_prefill for start in (0, longest - p)]
-    shapes += [_shape(n, context(n), p, 0) for n in rows[1::2] for context, p in ((short, most_prefill), (long, prefills[0]))]
+    shapes += [
+        _shape(n, context(n), p, 0) for n in rows[1::2] for context, p in ((short, most_prefill), (long, prefills[0]))
+    ]
     return tuple(dict.fromkeys(shapes))
 
 
@@ -299,7 +313,10 @@ class _Statistics:
 
     def plus(self, other: _Statistics) -> _Statistics:
         both = _Statistics()
-        both.gram = [[a + b for a, b in zip(mine, theirs, strict=True)] for mine, theirs in zip(self.gram, other.gram, strict=True)]
+        both.gram = [
+            [a + b for a, b in zip(mine, theirs, strict=True)]
+            for mine, theirs in zip(self.gram, other.gram, strict=True)
+        ]
         both.moment = [a + b for a, b in zip(self.moment, other.moment, strict=True)]
         return both
 

@@ -11,11 +11,12 @@ _SINGULAR = 1e-9
 
 
 def nonnegative_least_squares(gram: Sequence[Sequence[float]], moment: Sequence[float]) -> list[float]:
-    """The b ≥ 0 that minimises bᵀ·gram·b / 2 - momentᵀ·b, for gram = Σ x·xᵀ and moment = Σ x·y of the observations (x, y).
+    """The b ≥ 0 that minimises bᵀ·gram·b / 2 - momentᵀ·b, for gram = Σ x·xᵀ and moment = Σ x·y of the observations (x,
+    y).
 
-    The minimum is where the coefficients of some set of features solve their normal equations, are not negative, and the gradient of
-    every other feature is not negative either (Karush, Kuhn, Tucker). With n features there are 2^n sets: all are tried, largest first.
-    Features that are never seen, or are multiples of others, get 0.
+    The minimum is where the coefficients of some set of features solve their normal equations, are not negative, and
+    the gradient of every other feature is not negative either (Karush, Kuhn, Tucker). With n features there are 2^n
+    sets: all are tried, largest first. Features that are never seen, or are multiples of others, get 0.
     """
     size = len(moment)
     scale = [math.sqrt(gram[i][i]) or 1.0 for i in range(size)]

@@ -1,7 +1,8 @@
 """The policies that a gateway or a runtime obeys: last good ones, by pool, whatever the files say now.
 
-Reading files is the caller's; here it is decided which document wins. A policy is taken only when its revision is higher than that of
-the pool's policy in force; a missing or broken document changes nothing and is remembered as an error.
+Reading files is the caller's; here it is decided which document wins. A policy is taken only when its revision is
+higher than that of the pool's policy in force; a missing or broken document changes nothing and is remembered as an
+error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from headway_core.errors import DocumentError
 
 
 class PolicyBook:
-    """Policies by pool name. `offer` it the documents after each read; ask for `policies`, `acknowledgement` and `age`."""
+    """Policies by pool name. `offer` it the documents after each read; ask for `policies`, `acknowledgement` and
+    `age`."""
 
     def __init__(self) -> None:
         self.policies: dict[str, Policy] = {}
@@ -24,8 +26,8 @@ class PolicyBook:
     def offer(self, documents: Mapping[str, str | bytes], now: float) -> tuple[Policy, ...]:
         """Takes what one read found (document name → content) and returns the policies that came into force by it.
 
-        Two documents for one pool: the higher revision wins. An older revision than the one in force is passed over silently, since a
-        delayed file is no fault.
+        Two documents for one pool: the higher revision wins. An older revision than the one in force is passed over
+        silently, since a delayed file is no fault.
         """
         self.errors = {}
         changed: dict[str, Policy] = {}
@@ -47,7 +49,9 @@ class PolicyBook:
         read_at = self._good_at.get(pool)
         return None if read_at is None else now - read_at
 
-    def acknowledgement(self, pool: str, effective: Knobs, clamped_by: Mapping[str, str], now: float) -> Acknowledgement | None:
+    def acknowledgement(
+        self, pool: str, effective: Knobs, clamped_by: Mapping[str, str], now: float
+    ) -> Acknowledgement | None:
         """What to publish for this pool; None when no policy was ever read, which is not the same as revision 0."""
         policy = self.policies.get(pool)
         if policy is None:

@@ -1,7 +1,8 @@
 """The few results of queueing theory that capacity and admission are reasoned with. Rates per second, times in seconds.
 
-Every function raises ValueError for arguments that mean nothing (negative rates or times, second moments below the square of the mean). A
-queue that more arrives at than it can serve has no steady state: its wait is infinite, and that is what is returned.
+Every function raises ValueError for arguments that mean nothing (negative rates or times, second moments below the
+square of the mean). A queue that more arrives at than it can serve has no steady state: its wait is infinite, and that
+is what is returned.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ class Service:
 
 
 def little_number(rate: float, seconds: float) -> float:
-    """L = λ·W: how many are inside on average (Little, Operations Research 9, 1961). It holds for any system in a steady state."""
+    """L = λ·W: how many are inside on average (Little, Operations Research 9, 1961). It holds for any system in a
+    steady state."""
     _not_negative(rate=rate, seconds=seconds)
     return rate * seconds
 
 
 def little_wait(number: float, rate: float) -> float:
-    """W = L / λ: how long each is inside on average. Infinite when some are inside and nobody leaves; 0 when nobody is."""
+    """W = L / λ: how long each is inside on average. Infinite when some are inside and nobody leaves; 0 when nobody
+    is."""
     _not_negative(number=number, rate=rate)
     if number == 0:
         return 0.0
@@ -46,9 +49,11 @@ def little_wait(number: float, rate: float) -> float:
 
 
 def kingman_wait(rate: float, mean: float, arrival_cv: float, service_cv: float) -> float:
-    """Approximate mean wait in a G/G/1 queue: ρ/(1-ρ) · (c_a² + c_s²)/2 · E[S] (Kingman, Math. Proc. Cambridge 57, 1961).
+    """Approximate mean wait in a G/G/1 queue: ρ/(1-ρ) · (c_a² + c_s²)/2 · E[S] (Kingman, Math. Proc. Cambridge 57,
+    1961).
 
-    `arrival_cv`, `service_cv`: standard deviation over mean of the inter-arrival and the service time. Exact for M/G/1, close at high ρ.
+    `arrival_cv`, `service_cv`: standard deviation over mean of the inter-arrival and the service time. Exact for M/G/1,
+    close at high ρ.
     """
     _not_negative(rate=rate, mean=mean, arrival_cv=arrival_cv, service_cv=service_cv)
     rho = rate * mean
@@ -56,7 +61,8 @@ def kingman_wait(rate: float, mean: float, arrival_cv: float, service_cv: float)
 
 
 def kingman_bound(rate: float, mean: float, arrival_cv: float, service_cv: float) -> float:
-    """Upper bound on the mean wait in any G/G/1 queue: λ·(σ_a² + σ_s²) / (2·(1-ρ)) (Kingman, J. Royal Stat. Soc. B 24, 1962)."""
+    """Upper bound on the mean wait in any G/G/1 queue: λ·(σ_a² + σ_s²) / (2·(1-ρ)) (Kingman, J. Royal Stat. Soc. B 24,
+    1962)."""
     _not_negative(rate=rate, mean=mean, arrival_cv=arrival_cv, service_cv=service_cv)
     rho = rate * mean
     if rate == 0:
@@ -72,9 +78,10 @@ def mg1_wait(stream: Service) -> float:
 def mg1_priority_waits(streams: Sequence[Service]) -> tuple[float, ...]:
     """Mean wait of each class in an M/G/1 queue with non-preemptive priorities (Cobham, Operations Research 2, 1954).
 
-    `streams` from the highest class to the lowest. W_k = R / ((1-σ_{k-1})·(1-σ_k)) with R = Σ λ_i·E[S_i²] / 2 over all classes, since a
-    service under way is not interrupted, and σ_k the utilization of the first k. Classes from the first with σ_k ≥ 1 on wait for ever;
-    those before it do not, and the customer that they find in service is then of any class in the proportion that still gets served.
+    `streams` from the highest class to the lowest. W_k = R / ((1-σ_{k-1})·(1-σ_k)) with R = Σ λ_i·E[S_i²] / 2 over all
+    classes, since a service under way is not interrupted, and σ_k the utilization of the first k. Classes from the
+    first with σ_k ≥ 1 on wait for ever; those before it do not, and the customer that they find in service is then of
+    any class in the proportion that still gets served.
     """
     waits: list[float] = []
     residual = _residual(streams)

@@ -1,7 +1,8 @@
 """Rates of an engine, measured from its own iterations: what Little's law is applied to.
 
-A rate is a capacity only when something else was not the limit: prefill is counted in iterations whose prefill budget was filled, and
-completions while the slots were busy. Otherwise a quiet hour would look like a slow engine. What was never measured is None, not 0.
+A rate is a capacity only when something else was not the limit: prefill is counted in iterations whose prefill budget
+was filled, and completions while the slots were busy. Otherwise a quiet hour would look like a slow engine. What was
+never measured is None, not 0.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class RateWindow:
         self._forget(now)
 
     def rate(self, now: float) -> float | None:
-        """Per second; None when there is too little to tell, or nothing came about at all (that bounds a rate, it does not measure it)."""
+        """Per second; None when there is too little to tell, or nothing came about at all (that bounds a rate, it does
+        not measure it)."""
         self._forget(now)
         if len(self._entries) < self._least or self._amount <= 0 or self._seconds <= 0:
             return None
@@ -57,13 +59,17 @@ class EngineRates:
         self._releases = RateWindow(window, least_samples)
         self._iteration: float | None = None
 
-    def observe(self, plan: IterationPlan, load: Load, *, seconds: float, finished: int, released_blocks: int, now: float) -> None:
+    def observe(
+        self, plan: IterationPlan, load: Load, *, seconds: float, finished: int, released_blocks: int, now: float
+    ) -> None:
         """An iteration ended at `now`, `seconds` after the one before it (or after it began, if the engine was idle).
 
-        `load` is the load while it ran, taken before `Scheduler.complete`; `finished` and `released_blocks` are what completing it
-        brought.
+        `load` is the load while it ran, taken before `Scheduler.complete`; `finished` and `released_blocks` are what
+        completing it brought.
         """
-        self._iteration = seconds if self._iteration is None else self._iteration + _SMOOTHING * (seconds - self._iteration)
+        self._iteration = (
+            seconds if self._iteration is None else self._iteration + _SMOOTHING * (seconds - self._iteration)
+        )
         if plan.prefill_budget and plan.shape.prefill_tokens >= plan.prefill_budget:
             self._prefill.add(plan.shape.prefill_tokens, seconds, now)
         if not load.free_slots:
@@ -71,7 +77,8 @@ class EngineRates:
         self._releases.add(released_blocks, seconds, now)
 
     def prefill(self, now: float) -> float | None:
-        """C: prefill tokens per second of iterations that carried as much as they were allowed, decodes included in their time."""
+        """C: prefill tokens per second of iterations that carried as much as they were allowed, decodes included in
+        their time."""
         return self._prefill.rate(now)
 
     def completions(self, now: float) -> float | None:

@@ -1,7 +1,8 @@
 """Objectives and priority classes: what is promised, and to whom.
 
-`ServingSLO.parse` takes the object of `crds/` as a dictionary and gives it back typed, with every default filled in, or raises a
-`SpecError` that names the field. The same rules stand in the CRD's schema; here they hold without an API server too.
+`ServingSLO.parse` takes the object of `crds/` as a dictionary and gives it back typed, with every default filled in, or
+raises a `SpecError` that names the field. The same rules stand in the CRD's schema; here they hold without an API
+server too.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class PriorityClass:
-    """One class of requests. A higher `priority` goes first; `shares` is the fraction guaranteed when classes contend."""
+    """One class of requests. A higher `priority` goes first; `shares` is the fraction guaranteed when classes
+    contend."""
 
     name: str
     priority: int

@@ -1,7 +1,7 @@
 """Dataclasses to JSON documents and back: camelCase names, strict types, unknown members ignored.
 
-A newer writer may add members that an older reader has never heard of, so unknown ones are passed over; a member that is there
-with the wrong type is an error that names its path, because a guess would turn "unknown" into a number.
+A newer writer may add members that an older reader has never heard of, so unknown ones are passed over; a member that
+is there with the wrong type is an error that names its path, because a guess would turn "unknown" into a number.
 """
 
 from __future__ import annotations
@@ -34,9 +34,14 @@ def member_name(field_name: str) -> str:
 
 
 def encode(value: object) -> Any:
-    """`value` (a dataclass, or anything made of plain types) as what ``json.dumps`` takes. A field that is None is left out."""
+    """`value` (a dataclass, or anything made of plain types) as what ``json.dumps`` takes. A field that is None is left
+    out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: encode(member) for field, name, _, _ in _members(type(value)) if (member := getattr(value, field)) is not None}
+        return {
+            name: encode(member)
+            for field, name, _, _ in _members(type(value))
+            if (member := getattr(value, field)) is not None
+        }
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -50,7 +55,8 @@ def decode(kind: type[T], data: object, path: str = "") -> T:
     """`data` (from ``json.loads``) as an instance of the dataclass `kind`.
 
     Raises:
-        DocumentError: a member is missing, has another type, or breaks an invariant of the dataclass; `field` is its path.
+        DocumentError: a member is missing, has another type, or breaks an invariant of the dataclass; `field` is its
+        path.
     """
     return cast(T, _decode(kind, data, path))
 

@@ -19,7 +19,8 @@ log = logging.getLogger("headway.gateway")
 
 
 def main() -> int:
-    """Runs the command; returns its exit status: 0 after a clean end, 1 when it could not start, 2 for a wrong command line."""
+    """Runs the command; returns its exit status: 0 after a clean end, 1 when it could not start, 2 for a wrong command
+    line."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["hash-key"]:
         return hash_key(arguments[1:])
@@ -46,7 +47,14 @@ def _say_started(gateway: Gateway, port: int, control_port: int) -> None:
     else:
         log.info("%d API keys are in force", len(gateway.keys.ring))
     names = ", ".join(pool.name for pool in gateway.pools) or f"none yet, waiting for a policy in {settings.policy}"
-    log.info("serving on http://%s:%d (control on %d), rule %s, pools: %s", settings.host, port, control_port, settings.rule, names)
+    log.info(
+        "serving on http://%s:%d (control on %d), rule %s, pools: %s",
+        settings.host,
+        port,
+        control_port,
+        settings.rule,
+        names,
+    )
 
 
 def _raise_file_limit() -> None:

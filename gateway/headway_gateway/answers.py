@@ -56,7 +56,8 @@ def not_http(reason: str) -> Answer:
     """400 for bytes that make no HTTP request; what follows them cannot be told apart from it."""
     return Answer(
         400,
-        f"this is not a valid HTTP request ({reason}): see that the client speaks plain HTTP to this port, and that nothing on the way "
+        f"this is not a valid HTTP request ({reason}): see that the client speaks plain HTTP to this port, and "
+        "that nothing on the way "
         "changes what it sends",
         code="invalid_http_request",
         close=True,
@@ -65,7 +66,12 @@ def not_http(reason: str) -> Answer:
 
 def head_too_large(limit: int) -> Answer:
     """431 for a head, or trailers, without end."""
-    return Answer(431, f"the headers exceed the limit of {limit} bytes: send fewer or shorter ones", code="headers_too_large", close=True)
+    return Answer(
+        431,
+        f"the headers exceed the limit of {limit} bytes: send fewer or shorter ones",
+        code="headers_too_large",
+        close=True,
+    )
 
 
 def unauthorized() -> Answer:
@@ -81,7 +87,9 @@ def unauthorized() -> Answer:
 
 def class_forbidden(name: str) -> Answer:
     """403 for a class that the key does not open."""
-    return Answer(403, f"this API key may not use the class {name!r}", "permission_error", "class_not_allowed", "service_tier")
+    return Answer(
+        403, f"this API key may not use the class {name!r}", "permission_error", "class_not_allowed", "service_tier"
+    )
 
 
 def unknown_class(name: str) -> Answer:
@@ -92,7 +100,9 @@ def unknown_class(name: str) -> Answer:
 def unknown_model(name: str, known: list[str]) -> Answer:
     """404 for a model that no pool serves."""
     listed = ", ".join(known) or "none yet"
-    return Answer(404, f"the model {name[:128]!r} does not exist; served here: {listed}", code="model_not_found", param="model")
+    return Answer(
+        404, f"the model {name[:128]!r} does not exist; served here: {listed}", code="model_not_found", param="model"
+    )
 
 
 def too_large(limit: int) -> Answer:
@@ -103,12 +113,16 @@ def too_large(limit: int) -> Answer:
 def too_slow(seconds: float) -> Answer:
     """408 for an upload that stands still or crawls."""
     return Answer(
-        408, f"the request body did not arrive within the time allowed ({seconds:g} s without progress)", code="request_timeout", close=True
+        408,
+        f"the request body did not arrive within the time allowed ({seconds:g} s without progress)",
+        code="request_timeout",
+        close=True,
     )
 
 
 _REASONS = {
-    ShedReason.PREFILL_WAIT: "its first token would come too late: more prompt tokens must be computed before it than the target allows",
+    ShedReason.PREFILL_WAIT: "its first token would come too late: more prompt tokens must be computed before "
+    "it than the target allows",
     ShedReason.SLOT_WAIT: "its first token would come too late: every slot is taken for longer than that",
     ShedReason.BLOCK_WAIT: "its first token would come too late: the KV cache is full for longer than that",
     ShedReason.OUTRANKED: "it was given up so that more of the requests waiting with it are served on time",
@@ -139,7 +153,9 @@ def not_now(reason: ShedReason, retry_after: int, contended: bool = False) -> Re
 
 def upstream_failed() -> Answer:
     """502 when a replica broke off and no other may take over."""
-    return Answer(502, "the replica that served this request broke off; trying again is safe", "server_error", "upstream_error")
+    return Answer(
+        502, "the replica that served this request broke off; trying again is safe", "server_error", "upstream_error"
+    )
 
 
 def timed_out(seconds: float) -> Answer:

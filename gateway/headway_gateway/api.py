@@ -1,7 +1,8 @@
 """What the gateway must know of a request, read from its body; the body itself travels on byte for byte.
 
-Only members that decide admission and accounting are checked, and strictly: a wrong type is refused here, with the same answer whether
-or not the client streams. Everything else is the runtime's to judge. An explicit null is "not given"; unknown members pass.
+Only members that decide admission and accounting are checked, and strictly: a wrong type is refused here, with the same
+answer whether or not the client streams. Everything else is the runtime's to judge. An explicit null is "not given";
+unknown members pass.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def parse(endpoint: Endpoint, body: bytes) -> Asked:
     """Reads `body`.
 
     Raises:
-        RequestError: it is not a JSON object in UTF-8, or a member that the gateway needs breaks a rule; `field` names it.
+        RequestError: it is not a JSON object in UTF-8, or a member that the gateway needs breaks a rule; `field` names
+        it.
     """
     document = parse_object(body)
     prompts, text, token_ids, longest = (_prompt if endpoint is Endpoint.COMPLETIONS else _messages)(document)
@@ -77,14 +79,17 @@ def parse(endpoint: Endpoint, body: bytes) -> Asked:
 
 
 def _max_tokens(document: dict[str, Any], endpoint: Endpoint) -> int | None:
-    """The effective limit. `max_completion_tokens` belongs to chat; both given must agree, so that no limit is silently dropped."""
+    """The effective limit. `max_completion_tokens` belongs to chat; both given must agree, so that no limit is silently
+    dropped."""
     old = _whole(document, "max_tokens", 0, None)
     if endpoint is Endpoint.COMPLETIONS:
         return old
     new = _whole(document, "max_completion_tokens", 0, None)
     if old is not None and new is not None and old != new:
         raise RequestError(
-            f"must equal max_tokens when both are given, not {new} beside {old}: send one of them", "max_completion_tokens", "invalid_value"
+            f"must equal max_tokens when both are given, not {new} beside {old}: send one of them",
+            "max_completion_tokens",
+            "invalid_value",
         )
     return new if new is not None else old
 
@@ -93,7 +98,9 @@ def _choices(document: dict[str, Any], prompts: int) -> int:
     """Refused here, since the door would else tell a request that no replica takes to come back later."""
     n = _whole(document, "n", 1, MAX_CHOICES) or 1
     if prompts * n > MAX_CHOICES:
-        raise RequestError(f"{prompts} prompts with n = {n} make {prompts * n} choices and {MAX_CHOICES} is the most", "n")
+        raise RequestError(
+            f"{prompts} prompts with n = {n} make {prompts * n} choices and {MAX_CHOICES} is the most", "n"
+        )
     return prompts * n
 
 
@@ -164,7 +171,9 @@ def _whole(document: dict[str, Any], name: str, low: int, high: int | None) -> i
         return None
     if type(value) is not int or value < low or (high is not None and value > high):
         rule = f"must be a whole number from {low}" + (f" to {high}" if high is not None else "")
-        raise RequestError(f"{rule}, not {_kind(value)}", name, "invalid_value" if type(value) is int else "invalid_type")
+        raise RequestError(
+            f"{rule}, not {_kind(value)}", name, "invalid_value" if type(value) is int else "invalid_type"
+        )
     return value
 
 

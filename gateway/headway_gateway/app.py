@@ -1,7 +1,8 @@
 """The composition root: every part made once, from `Settings`, and the two FastAPI applications in front of them.
 
-Nothing here decides anything and nothing is global: a test builds a second gateway beside the first. Completion requests are raw ASGI and
-go past FastAPI: its middleware would cost each of them more than the decision at the door does. FastAPI has everything else.
+Nothing here decides anything and nothing is global: a test builds a second gateway beside the first. Completion
+requests are raw ASGI and go past FastAPI: its middleware would cost each of them more than the decision at the door
+does. FastAPI has everything else.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from headway_gateway.upstream import Upstream
 
 
 class Gateway:
-    """One gateway, put together. Make it inside a running event loop; `front` and `control` are what its two ports serve."""
+    """One gateway, put together. Make it inside a running event loop; `front` and `control` are what its two ports
+    serve."""
 
     def __init__(self, settings: Settings) -> None:
         loop = asyncio.get_running_loop()
@@ -48,7 +50,9 @@ class Gateway:
         self.pipeline = Pipeline(settings, self.pools, self.upstream, self._ring)
         book = self.policies.book if self.policies else None
         self.reports = LoadReports(socket.gethostname(), self.boot_id, self.pools, book)
-        self.metrics = Exposition(BooksCollector(self.pools, loop.time, lambda pool: book.age(pool, loop.time()) if book else None))
+        self.metrics = Exposition(
+            BooksCollector(self.pools, loop.time, lambda pool: book.age(pool, loop.time()) if book else None)
+        )
         self.recent = status_page.Recent(self.pools, loop.time)
         self.connections: Collection[ClientConnection] = ()
         """Of clients, on the serving port; set by whoever listens there."""
@@ -81,7 +85,8 @@ class Gateway:
 
 
 class Front:
-    """What clients reach: completion requests go straight to the pipeline, everything else to the FastAPI application."""
+    """What clients reach: completion requests go straight to the pipeline, everything else to the FastAPI
+    application."""
 
     def __init__(self, pipeline: Pipeline, others: FastAPI) -> None:
         self._pipeline = pipeline
@@ -124,7 +129,9 @@ def serving_app(gateway: Gateway) -> FastAPI:
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:
-        return HTMLResponse(status_page.html(), headers={"cache-control": "no-cache", "content-security-policy": status_page.POLICY})
+        return HTMLResponse(
+            status_page.html(), headers={"cache-control": "no-cache", "content-security-policy": status_page.POLICY}
+        )
 
     @app.get("/status.json")
     async def status() -> dict[str, Any]:
@@ -168,7 +175,8 @@ def _app(gateway: Gateway, title: str) -> FastAPI:
 
     @app.get(contract.PATH_READY, responses={503: {"description": "Just started, or going away: send nothing new."}})
     async def ready() -> Response:
-        """Whether new requests should come here. Once it has looked for replicas they should, even if there were none."""
+        """Whether new requests should come here. Once it has looked for replicas they should, even if there were
+        none."""
         state = gateway.pools.state
         return JSONResponse({"status": state.value}, 200 if state is contract.ReplicaState.READY else 503)
 

@@ -1,4 +1,5 @@
-"""Room for large bodies on their way in, from their first bytes until they have been read: no number of uploads takes the gateway's memory.
+"""Room for large bodies on their way in, from their first bytes until they have been read: no number of uploads takes
+the gateway's memory.
 
 A body of usual size takes none, so that those who send large ones, or never finish, refuse each other and nobody else.
 """

@@ -1,8 +1,9 @@
 """What was promised against what happened: every offered request, in exactly one outcome.
 
-A request is judged against the target in force when it arrived. Time to first token counts from arrival at this gateway to the first
-content; time per output token is (last - first token) / (n - 1) for n >= 2, per answer. An answer that does not stream shows neither: it is
-judged on the whole, by the deadline of its last token, TTFT + (n - 1) * TPOT. What is not known is not judged.
+A request is judged against the target in force when it arrived. Time to first token counts from arrival at this gateway
+to the first content; time per output token is (last - first token) / (n - 1) for n >= 2, per answer. An answer that
+does not stream shows neither: it is judged on the whole, by the deadline of its last token, TTFT + (n - 1) * TPOT. What
+is not known is not judged.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _BATCH = 500
 class Durations:
     """A histogram and the sum of what is in it, seconds.
 
-    Something is added for every token of every stream: it is only noted, and goes into its bucket with many others, or when somebody looks.
+    Something is added for every token of every stream: it is only noted, and goes into its bucket with many others, or
+    when somebody looks.
     """
 
     __slots__ = ("_histogram", "_noted", "_sum")
@@ -70,13 +72,36 @@ class Durations:
         self._noted.clear()
 
 
-EDGES = (-60.0, -30.0, -10.0, -5.0, -2.0, -1.0, -0.5, -0.25, -0.1, -0.05, 0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+EDGES = (
+    -60.0,
+    -30.0,
+    -10.0,
+    -5.0,
+    -2.0,
+    -1.0,
+    -0.5,
+    -0.25,
+    -0.1,
+    -0.05,
+    0.0,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 """Upper bounds of the buckets of a signed error, seconds."""
 
 
 @dataclass(slots=True)
 class SignedErrors:
-    """A histogram of predicted - actual, seconds: `counts[i]` lie in (EDGES[i-1], EDGES[i]]; the last holds what is above all edges."""
+    """A histogram of predicted - actual, seconds: `counts[i]` lie in (EDGES[i-1], EDGES[i]]; the last holds what is
+    above all edges."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(EDGES) + 1))
     sum: float = 0.0
@@ -145,7 +170,18 @@ class Books:
 class Ticket:
     """One offered request's entry. A context: whatever way it is left, exactly one outcome is booked."""
 
-    __slots__ = ("_admitted", "_choices", "_gaps", "_last", "_ledger", "_queued", "_request", "first", "outcome", "reason")
+    __slots__ = (
+        "_admitted",
+        "_choices",
+        "_gaps",
+        "_last",
+        "_ledger",
+        "_queued",
+        "_request",
+        "first",
+        "outcome",
+        "reason",
+    )
 
     def __init__(self, ledger: Ledger, request: Request, choices: int) -> None:
         self._ledger = ledger
@@ -166,7 +202,9 @@ class Ticket:
         self._ledger.in_flight += 1
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.waits(False)
         self._ledger.in_flight -= 1
         outcome, reason = self.outcome, self.reason

@@ -1,5 +1,6 @@
-"""uvicorn's HTTP protocol with what it lacks: limits on what is read without becoming a request and on requests that wait, offers of
-another protocol passed over, clients that leave while more than one of their requests is under way, answers in HTTP/1.0."""
+"""uvicorn's HTTP protocol with what it lacks: limits on what is read without becoming a request and on requests that
+wait, offers of another protocol passed over, clients that leave while more than one of their requests is under way,
+answers in HTTP/1.0."""
 
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ from headway_gateway.exchange import CONNECTION, Header
 
 HEAD_SECONDS = 30.0
 HEAD_BYTES = 64 * 1024
-"""Of a head, of the trailers of a body, of an extension of a chunk: of whatever the parser keeps or skips until it makes sense."""
+"""Of a head, of the trailers of a body, of an extension of a chunk: of whatever the parser keeps or skips until it
+makes sense."""
 MOST_PIPELINED = 16
-"""Requests that may wait behind the one being answered while reading goes on, which is how a client's leaving is noticed."""
+"""Requests that may wait behind the one being answered while reading goes on, which is how a client's leaving is
+noticed."""
 MOST_UNANSWERED = 1000
 """Requests that may wait at all, since a single read can hold that many and more: a client that sends on is cut off."""
 
@@ -82,7 +85,8 @@ class ClientConnection(HttpToolsProtocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # uvicorn narrows it the same way
         """A connection that sends nothing is closed like one that is idle.
 
-        Its addresses are not looked up, as the server would: nobody here asks for them, and they cost more than a decision at the door.
+        Its addresses are not looked up, as the server would: nobody here asks for them, and they cost more than a
+        decision at the door.
         """
         self.connections.add(self)
         self.transport = transport
@@ -103,7 +107,8 @@ class ClientConnection(HttpToolsProtocol):
     def finish(self) -> None:
         """Takes no request after those that are under way: closed at once when it is idle, else behind the last answer.
 
-        One that has just come, or that is sending a head, is left: whoever is behind it has begun to ask and is to be told.
+        One that has just come, or that is sending a head, is left: whoever is behind it has begun to ask and is to be
+        told.
         """
         if self.pipeline:
             self.pipeline[0][0].keep_alive = False
@@ -115,7 +120,8 @@ class ClientConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Counts what comes to nothing: the parser itself would keep any amount.
 
-        The timer of an idle connection runs on, unless a request begins: the rest of a body that nobody waits for is no reason to stay.
+        The timer of an idle connection runs on, unless a request begins: the rest of a body that nobody waits for is no
+        reason to stay.
         """
         self._idle_bytes += len(data)
         try:
@@ -127,8 +133,8 @@ class ClientConnection(HttpToolsProtocol):
             self._cut_off(answers.head_too_large(HEAD_BYTES))
 
     def _cut_off(self, answer: Answer) -> None:
-        """Ends a connection that no request can be read from any more. Its client is told why, unless it would take that for the answer
-        to an earlier request."""
+        """Ends a connection that no request can be read from any more. Its client is told why, unless it would take
+        that for the answer to an earlier request."""
         current = self._current
         own_body = current is not None and current is self.cycle and current.more_body and not current.response_started
         if current is None or current.response_complete or own_body:
@@ -140,8 +146,8 @@ class ClientConnection(HttpToolsProtocol):
     def _feed(self, data: bytes) -> None:
         """The parser stops at a request that offers an upgrade, as if it had no body.
 
-        Some clients offer HTTP/2 that way in every request. A server may pass that over, so what follows the head is read for what it is,
-        by a parser that is given the framing of the same head again.
+        Some clients offer HTTP/2 that way in every request. A server may pass that over, so what follows the head is
+        read for what it is, by a parser that is given the framing of the same head again.
         """
         while True:
             try:
@@ -220,7 +226,8 @@ class ClientConnection(HttpToolsProtocol):
 
 
 class _Unframed:
-    """An application before a client of HTTP/1.0: a body without a length ends with the connection, where the server would chunk it."""
+    """An application before a client of HTTP/1.0: a body without a length ends with the connection, where the server
+    would chunk it."""
 
     def __init__(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._cycle = cycle

@@ -1,4 +1,5 @@
-"""One pool's door at work: what `headway_core.admission.Door` decides, turned into tasks that go on, wait, or are refused.
+"""One pool's door at work: what `headway_core.admission.Door` decides, turned into tasks that go on, wait, or are
+refused.
 
 The door decides; here are the futures that requests wait on and the one task that asks again while anybody waits.
 """
@@ -23,7 +24,8 @@ TICK = 0.01
 
 
 class Turn:
-    """A request's right to be sent to one replica now. A context: leaving it tells the door that the request is over there."""
+    """A request's right to be sent to one replica now. A context: leaving it tells the door that the request is over
+    there."""
 
     def __init__(self, dispatcher: Dispatcher, dispatch: Dispatch) -> None:
         self.request = dispatch.request
@@ -41,7 +43,9 @@ class Turn:
     def __enter__(self) -> Turn:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._dispatcher.ended(self.request.request_id, self.failed)
 
 
@@ -54,7 +58,8 @@ class Dispatcher:
         self._look = asyncio.Event()
 
     async def turn(self, request: Request, waits: Callable[[bool], None]) -> Turn:
-        """A newcomer's turn: at once, or after having waited. `waits` is told when it begins to wait and when it no longer does.
+        """A newcomer's turn: at once, or after having waited. `waits` is told when it begins to wait and when it no
+        longer does.
 
         Raises:
             Refused: it was shed, at once or later.
@@ -62,7 +67,8 @@ class Dispatcher:
         return await self._answer(request, waits, lambda now: self.door.offer(request, now))
 
     async def another(self, request: Request, tried: Sequence[str], waits: Callable[[bool], None]) -> Turn:
-        """A turn on a replica not in `tried`, after a try that failed. Raises Refused when there is none, or none in time."""
+        """A turn on a replica not in `tried`, after a try that failed. Raises Refused when there is none, or none in
+        time."""
         return await self._answer(request, waits, lambda now: self.door.again(request, now, tried))
 
     async def _answer(self, request: Request, waits: Callable[[bool], None], ask: Callable[[float], Answers]) -> Turn:
@@ -111,7 +117,8 @@ class Dispatcher:
                 self._act(self.door.turns(loop.time()))
                 complaint = ""
             except Exception as error:
-                # Whoever waits depends on this loop: it goes on, and what waits ends by its own time limits at the latest.
+                # Whoever waits depends on this loop: it goes on, and what waits ends by its own time limits at the
+                # latest.
                 if complaint != repr(error):
                     log.exception("giving turns failed; said again when it fails in another way")
                 complaint = repr(error)

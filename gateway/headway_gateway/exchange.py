@@ -1,7 +1,7 @@
 """One request's client side: reading its body within limits, answering, and knowing at once when the client has gone.
 
-The ASGI callables live here and nowhere else. Everything that can end a request from outside (the client left, took nothing, the time or
-the drain budget is spent) is one call: `stop`.
+The ASGI callables live here and nowhere else. Everything that can end a request from outside (the client left, took
+nothing, the time or the drain budget is spent) is one call: `stop`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class Stopped(Exception):
 class Exchange:
     """One request and its response.
 
-    `arrival` is the instant its last byte came: a slow upload is not the server's time. `started`: the status line is out.
+    `arrival` is the instant its last byte came: a slow upload is not the server's time. `started`: the status line is
+    out.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,8 +124,8 @@ class Exchange:
         """The whole body; sets `arrival`. No time is lost on a body that announces itself too large.
 
         Raises:
-            Refused: 413 beyond `limit` bytes actually read, 408 when `patience` seconds pass without progress or the upload crawls,
-                429 when `place` cannot grow as the body does.
+            Refused: 413 beyond `limit` bytes actually read, 408 when `patience` seconds pass without progress or the
+                upload crawls, 429 when `place` cannot grow as the body does.
             Stopped: the connection closed first.
         """
         announced = self.headers.get(b"content-length", b"")
@@ -168,7 +169,8 @@ class Exchange:
 
     @contextlib.contextmanager
     def until(self, limit: float) -> Iterator[None]:
-        """What runs inside is ended at once by `stop`, by the client's going away, and after `limit` seconds since arrival.
+        """What runs inside is ended at once by `stop`, by the client's going away, and after `limit` seconds since
+        arrival.
 
         Raises:
             Stopped: one of them happened.
@@ -200,7 +202,8 @@ class Exchange:
             self._task.cancel()
 
     def is_stalled(self, now: float, limit: float) -> bool:
-        """Whether the client has taken nothing for `limit` seconds although something waits for it. Ask every second or so."""
+        """Whether the client has taken nothing for `limit` seconds although something waits for it. Ask every second or
+        so."""
         if self.sending_since is None:
             return False
         unsent = self._transport.get_write_buffer_size()
@@ -221,7 +224,8 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": self._fields(headers)})
 
     def begin(self, status: int, headers: Iterable[Header], first: bytes) -> bool:
-        """The same for a body without a length, together with its first piece, in this very step of the loop: see `write_now`."""
+        """The same for a body without a length, together with its first piece, in this very step of the loop: see
+        `write_now`."""
         self._connection.begin(status, self._fields(headers), first)
         return not self._flow.write_paused
 
@@ -239,13 +243,15 @@ class Exchange:
         self.sending_since = None
 
     def write_now(self, data: bytes) -> bool:
-        """A piece of a body without a length, past the framework, in this very step of the loop; False when the client is behind.
+        """A piece of a body without a length, past the framework, in this very step of the loop; False when the client
+        is behind.
 
         Then `caught_up` must have returned before the next call.
         """
         transport = self._transport
         if not transport.is_closing():
-            # As the server does for a body without a length: chunked, or in HTTP/1.0, which does not know that, not at all.
+            # As the server does for a body without a length: chunked, or in HTTP/1.0, which does not know that, not at
+            # all.
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         return not self._flow.write_paused
 
@@ -280,7 +286,8 @@ class Exchange:
         await self.finish()
 
     async def _linger(self) -> None:
-        """Takes a little of what still comes: closing on unread bytes resets the connection, and the answer would be lost with it."""
+        """Takes a little of what still comes: closing on unread bytes resets the connection, and the answer would be
+        lost with it."""
         taken = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_SECONDS):

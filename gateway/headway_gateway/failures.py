@@ -1,6 +1,7 @@
 """What the log says of replicas that fail: a line when it begins, a count while it lasts, a line when it is over.
 
-A dead replica under load fails hundreds of requests a second, and a line for each would bury whatever else the log has to say.
+A dead replica under load fails hundreds of requests a second, and a line for each would bury whatever else the log has
+to say.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ log = logging.getLogger("headway.gateway.replicas")
 COUNT_SECONDS = 10.0
 """Between two counts while it lasts."""
 QUIET_SECONDS = 5.0
-"""Without a failure for this long, the next success says that it is over: one that comes and goes is one trouble, not many."""
+"""Without a failure for this long, the next success says that it is over: one that comes and goes is one trouble, not
+many."""
 
 
 @dataclass(slots=True)
@@ -68,4 +70,6 @@ class FailureLog:
     def _over(self, replica: str, what: str) -> None:
         trouble = self._troubles.pop(replica)
         lasted = trouble.last - trouble.since
-        log.warning("pool %s: replica %s %s, after %d failures in %.0f s", self._pool, replica, what, trouble.count, lasted)
+        log.warning(
+            "pool %s: replica %s %s, after %d failures in %.0f s", self._pool, replica, what, trouble.count, lasted
+        )

@@ -1,7 +1,9 @@
-"""One kept HTTP/1.1 connection to a replica: a request out, an answer in, pieces handed on in the loop step in which they arrive.
+"""One kept HTTP/1.1 connection to a replica: a request out, an answer in, pieces handed on in the loop step in which
+they arrive.
 
-A general client wakes a task for each piece it reads, and that wake-up costs more than relaying the piece does. Here the reader may leave
-a function (`pump`) that gets each piece at once; it says when it is behind, and reading pauses until it has caught up.
+A general client wakes a task for each piece it reads, and that wake-up costs more than relaying the piece does. Here
+the reader may leave a function (`pump`) that gets each piece at once; it says when it is behind, and reading pauses
+until it has caught up.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Failure(Enum):
     REFUSED = "refused"
     """It takes nothing new (503), as one that is going away does: nothing was begun, and any other may try."""
     STALE = "stale"
-    """A kept connection was closed under the request, and no byte came back: the usual race, worth one more try anywhere."""
+    """A kept connection was closed under the request, and no byte came back: the usual race, worth one more try
+    anywhere."""
     RESET = "reset"
     """The replica broke off: one other may try; a request that kills replicas must not meet them all."""
 
@@ -65,7 +68,8 @@ class HttpConnection(asyncio.Protocol):
         self._sink: Callable[[bytes], bool] | None = None
         self._behind = False
         self._pieces: list[bytes] = []
-        # What the parser calls with each piece of a body: the list's own method, for this is every chunk of every stream.
+        # What the parser calls with each piece of a body: the list's own method, for this is every chunk of every
+        # stream.
         self.on_body = self._pieces.append
         self._parser = httptools.HttpResponseParser(self)
 
@@ -99,7 +103,8 @@ class HttpConnection(asyncio.Protocol):
         return self._take()
 
     async def pump(self, sink: Callable[[bytes], bool], caught_up: Callable[[], Awaitable[None]]) -> bytes:
-        """Gives what arrives of the body to `sink`, in the loop step in which it arrives; what came with the end is returned instead.
+        """Gives what arrives of the body to `sink`, in the loop step in which it arrives; what came with the end is
+        returned instead.
 
         When `sink` returns False it is behind: reading pauses until `caught_up` has returned.
 
@@ -124,7 +129,8 @@ class HttpConnection(asyncio.Protocol):
             self._behind = False
 
     def done(self) -> bool:
-        """Ends the use of the connection; True when it can take another request. Else it is closed, which tells the replica to stop."""
+        """Ends the use of the connection; True when it can take another request. Else it is closed, which tells the
+        replica to stop."""
         self._busy = False
         self._used_before = True
         if self.complete and self.reusable and self._failure is None and not self._pieces:

@@ -1,7 +1,8 @@
-"""The key file, re-read when its content changes. The last good ring stays in force: a broken edit neither opens nor shuts the door.
+"""The key file, re-read when its content changes. The last good ring stays in force: a broken edit neither opens nor
+shuts the door.
 
-A file that is written in place can be seen half: cut behind a line it holds fewer keys, cut behind a hash it gives a key every class. So a
-change counts once two looks in a row have found the same.
+A file that is written in place can be seen half: cut behind a line it holds fewer keys, cut behind a hash it gives a
+key every class. So a change counts once two looks in a row have found the same.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class KeyFiles:
     """Keeps `ring` up to date.
 
     Raises, when it is made:
-        InvalidInput: a line is wrong. OSError: there is nothing to read. Without good keys at the start nobody could tell friend from foe.
+        InvalidInput: a line is wrong. OSError: there is nothing to read. Without good keys at the start nobody could
+        tell friend from foe.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +44,8 @@ class KeyFiles:
                 return
             ring = parse_keys(found)
             if len(self.ring) and not len(ring):
-                # What a file that is being written looks like; a key is revoked by its line, the last one with the gateway.
+                # What a file that is being written looks like; a key is revoked by its line, the last one with the
+                # gateway.
                 raise InvalidInput("holds no key any more")
             self.ring = ring
         except (InvalidInput, OSError) as error:

@@ -1,7 +1,7 @@
 """API keys: who asks, on whose account, and which classes they may use.
 
-A line is ``TENANT  sha256:HEX  [CLASS,CLASS...]``; ``#`` starts a comment. The key itself is stored nowhere: keys are long and random,
-so one SHA-256 is enough, and a comparison looks at every entry in full, so timing tells nothing.
+A line is ``TENANT  sha256:HEX  [CLASS,CLASS...]``; ``#`` starts a comment. The key itself is stored nowhere: keys are
+long and random, so one SHA-256 is enough, and a comparison looks at every entry in full, so timing tells nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def parse_keys(documents: Mapping[str, bytes]) -> KeyRing:
     """All lines of all files (name → content).
 
     Raises:
-        InvalidInput: a line does not read as a key; `field` is ``FILE:LINE``. The line itself is not repeated: it may hold a key.
+        InvalidInput: a line does not read as a key; `field` is ``FILE:LINE``. The line itself is not repeated: it may
+        hold a key.
     """
     entries: list[tuple[bytes, Caller]] = []
     for name, content in sorted(documents.items()):
@@ -71,9 +72,14 @@ def parse_keys(documents: Mapping[str, bytes]) -> KeyRing:
                 continue
             digest = _DIGEST.fullmatch(line[1]) if len(line) in (2, 3) else None
             classes = line[2] if len(line) == 3 else None
-            if digest is None or not _TENANT.fullmatch(line[0]) or (classes is not None and not _CLASSES.fullmatch(classes)):
+            if (
+                digest is None
+                or not _TENANT.fullmatch(line[0])
+                or (classes is not None and not _CLASSES.fullmatch(classes))
+            ):
                 raise InvalidInput(
-                    "must read TENANT sha256:HEX [CLASS,CLASS...]; `headway-gateway hash-key` writes such a line", f"{name}:{number}"
+                    "must read TENANT sha256:HEX [CLASS,CLASS...]; `headway-gateway hash-key` writes such a line",
+                    f"{name}:{number}",
                 )
             allowed = frozenset(classes.split(",")) if classes else None
             entries.append((bytes.fromhex(digest[1]), Caller(line[0], allowed)))
@@ -81,7 +87,8 @@ def parse_keys(documents: Mapping[str, bytes]) -> KeyRing:
 
 
 def hash_key(arguments: Sequence[str]) -> int:
-    """``headway-gateway hash-key``: makes a key (or takes one from standard input) and prints its line. Returns the exit status."""
+    """``headway-gateway hash-key``: makes a key (or takes one from standard input) and prints its line. Returns the
+    exit status."""
     parser = argparse.ArgumentParser(
         prog="headway-gateway hash-key",
         description="Prints the line for --keys on standard output; a newly made key goes to standard error, once.",
@@ -92,12 +99,18 @@ def hash_key(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     key = sys.stdin.readline().strip() if given.stdin else f"hw-{secrets.token_urlsafe(32)}"
     if len(key) < 16 or len(key) > _LONGEST_KEY or not key.isascii() or any(character.isspace() for character in key):
-        parser.error(f"a key has 16 to {_LONGEST_KEY} ASCII characters and no spaces: short ones can be guessed from their hash")
-    line = f"{given.tenant}  sha256:{hashlib.sha256(key.encode()).hexdigest()}" + (f"  {given.classes}" if given.classes else "")
+        parser.error(
+            f"a key has 16 to {_LONGEST_KEY} ASCII characters and no spaces: short ones can be guessed from their hash"
+        )
+    line = f"{given.tenant}  sha256:{hashlib.sha256(key.encode()).hexdigest()}" + (
+        f"  {given.classes}" if given.classes else ""
+    )
     try:
         parse_keys({"line": line.encode()})
     except InvalidInput:
-        parser.error("a tenant has letters, digits, '.', '_' and '-'; classes are names separated by commas without spaces")
+        parser.error(
+            "a tenant has letters, digits, '.', '_' and '-'; classes are names separated by commas without spaces"
+        )
     sys.stdout.write(line + "\n")
     if not given.stdin:
         sys.stderr.write(f"the key, shown once: {key}\n")

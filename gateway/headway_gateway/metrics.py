@@ -1,7 +1,8 @@
 """Prometheus metrics, read from the books at the moment of the scrape: one truth, kept once.
 
-Every label value comes from a closed set: pools and classes from policies and the command line, the rest from the contract. What a client
-sends is never one. All metrics count requests, except the gaps between tokens, which count gaps of streams with one answer.
+Every label value comes from a closed set: pools and classes from policies and the command line, the rest from the
+contract. What a client sends is never one. All metrics count requests, except the gaps between tokens, which count gaps
+of streams with one answer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Names = contract.Metric
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _EVERY = 4
-"""Only each fourth edge of the log buckets is exported (a factor of 1.36); the load report has them all; promises are counted exactly."""
+"""Only each fourth edge of the log buckets is exported (a factor of 1.36); the load report has them all; promises are
+counted exactly."""
 _LAST = math.ceil(math.log(90_000 / SMALLEST) / math.log(GROWTH))
 """Beyond the longest request that can be configured, a day."""
 _OTHER = "other"
@@ -56,7 +58,9 @@ class BooksCollector(Collector):
         requests = CounterMetricFamily(Names.REQUESTS, "Requests by how they ended.", labels=[*labels, "outcome"])
         shed = CounterMetricFamily(Names.SHED, "Requests that were not served, by reason.", labels=[*labels, "reason"])
         good = CounterMetricFamily(Names.PROMISE_GOOD, "Requests that kept the promise.", labels=[*labels, "objective"])
-        judged = CounterMetricFamily(Names.PROMISE_TOTAL, "Requests that were judged against the promise.", labels=[*labels, "objective"])
+        judged = CounterMetricFamily(
+            Names.PROMISE_TOTAL, "Requests that were judged against the promise.", labels=[*labels, "objective"]
+        )
         for pool, name, ledger in self._ledgers():
             offered.add_metric([pool, name], ledger.offered)
             retries.add_metric([pool, name], ledger.retries)
@@ -77,7 +81,9 @@ class BooksCollector(Collector):
         revision = GaugeMetricFamily(Names.POLICY_REVISION, "Revision of the policy in force.", labels=["pool"])
         age = GaugeMetricFamily(Names.POLICY_AGE, "Seconds since a good policy was last read.", labels=["pool"])
         ready = GaugeMetricFamily("headway_ready_replicas", "Replicas that would be sent to now.", labels=["pool"])
-        saturated = GaugeMetricFamily("headway_saturated", "1 when more work is offered than the pool can carry.", labels=["pool"])
+        saturated = GaugeMetricFamily(
+            "headway_saturated", "1 when more work is offered than the pool can carry.", labels=["pool"]
+        )
         now = self._now()
         for pool in self._pools:
             for name, ledger in pool.books.ledgers.items():
@@ -93,10 +99,13 @@ class BooksCollector(Collector):
 
     def _durations(self) -> Iterable[Metric]:
         labels = ["pool", "class"]
-        ttft = HistogramMetricFamily(Names.TTFT, "Arrival at the gateway to first content, per streamed request.", labels=labels)
+        ttft = HistogramMetricFamily(
+            Names.TTFT, "Arrival at the gateway to first content, per streamed request.", labels=labels
+        )
         tpot = HistogramMetricFamily(Names.TPOT, "(last - first token) / (n - 1), per streamed request.", labels=labels)
         itl = HistogramMetricFamily(Names.ITL, "Gap between two pieces of content, per gap.", labels=labels)
-        # A family with bounds below zero gets no sum from the library, because it cannot be a counter; here it is the point.
+        # A family with bounds below zero gets no sum from the library, because it cannot be a counter; here it is the
+        # point.
         error = Metric(Names.TTFT_ERROR, "Predicted minus actual time to first token.", "histogram")
         for pool in self._pools:
             for name, ledger in pool.books.ledgers.items():

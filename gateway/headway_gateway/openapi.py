@@ -34,7 +34,10 @@ def _error(description: str, headers: dict[str, Any] | None = None) -> dict[str,
 
 
 _LATER = {
-    "retry-after": {"description": "Whole seconds after which it would fit.", "schema": {"type": "integer", "minimum": 0}},
+    "retry-after": {
+        "description": "Whole seconds after which it would fit.",
+        "schema": {"type": "integer", "minimum": 0},
+    },
     SHED_REASON: {"description": "Why.", "schema": {"type": "string", "enum": [reason.value for reason in ShedReason]}},
 }
 
@@ -44,7 +47,10 @@ NOT_FOUND = _error("No such model.")
 _ANSWERS = {
     "200": {
         "description": "The answer; a stream of server-sent events when `stream` is true.",
-        "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": {"type": "string"}}},
+        "content": {
+            "application/json": {"schema": {"type": "object"}},
+            "text/event-stream": {"schema": {"type": "string"}},
+        },
     },
     "400": _error("The request breaks a rule; `param` names the member."),
     "401": ERRORS[401],

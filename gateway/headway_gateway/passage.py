@@ -17,9 +17,11 @@ KEEP_ALIVE = b": waiting for the first token\n"
 
 
 class Passage:
-    """Holds everything back until the first content, or until `hold` seconds are spent: then what there is goes out, keep-alives after it.
+    """Holds everything back until the first content, or until `hold` seconds are spent: then what there is goes out,
+    keep-alives after it.
 
-    `status` and `headers` are the replica's; `first_token` is called with the first content. Close it, whatever way it ends.
+    `status` and `headers` are the replica's; `first_token` is called with the first content. Close it, whatever way it
+    ends.
     """
 
     __slots__ = (
@@ -38,7 +40,13 @@ class Passage:
     )
 
     def __init__(
-        self, exchange: Exchange, ticket: Ticket, status: int, headers: Sequence[Header], first_token: Callable[[], None], hold: float
+        self,
+        exchange: Exchange,
+        ticket: Ticket,
+        status: int,
+        headers: Sequence[Header],
+        first_token: Callable[[], None],
+        hold: float,
     ) -> None:
         self._exchange = exchange
         self._ticket = ticket

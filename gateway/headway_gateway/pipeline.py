@@ -1,6 +1,7 @@
 """The path of a request: authenticate, classify, admit, wait for a turn, send to the replica chosen, stream, account.
 
-`Pipeline.serve` is that path in one piece. What surrounds it only makes sure that every way out answers the client and closes the books.
+`Pipeline.serve` is that path in one piece. What surrounds it only makes sure that every way out answers the client and
+closes the books.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ MOST_BREAKS = 2
 class Pipeline:
     """Serves requests of the two completion routes. `keys` gives the ring in force; None: everybody may ask."""
 
-    def __init__(self, settings: Settings, pools: Pools, upstream: Upstream, keys: Callable[[], KeyRing | None]) -> None:
+    def __init__(
+        self, settings: Settings, pools: Pools, upstream: Upstream, keys: Callable[[], KeyRing | None]
+    ) -> None:
         self.open: set[Exchange] = set()
         """Every exchange that is under way, for the drain and the watch over stalled clients."""
         self.idle = asyncio.Event()
@@ -72,10 +75,13 @@ class Pipeline:
             self._book_unplaced(refused)
             raise refused from error
         except (Refused, Stopped) as error:
-            # Not "from" itself: a cycle would keep what the frames hold, the body above all, until some collection of garbage.
+            # Not "from" itself: a cycle would keep what the frames hold, the body above all, until some collection of
+            # garbage.
             self._book_unplaced(error)
             raise
-        request = pool.request(pools.next_number(), asked, slo, caller, arrival=exchange.arrival, retry=_is_retry(exchange))
+        request = pool.request(
+            pools.next_number(), asked, slo, caller, arrival=exchange.arrival, retry=_is_retry(exchange)
+        )
         with pool.ticket(request, asked) as ticket, exchange.until(settings.request_timeout):
             turn = await pool.dispatcher.turn(request, ticket.waits)
             while True:
@@ -89,7 +95,8 @@ class Pipeline:
                 turn = await pool.dispatcher.another(request, tried, ticket.waits)
 
     async def _read(self, exchange: Exchange, endpoint: api.Endpoint, body: bytes) -> Asked:
-        """Large bodies are read aside, one after another, so that they keep only each other waiting; not those whose client has left.
+        """Large bodies are read aside, one after another, so that they keep only each other waiting; not those whose
+        client has left.
 
         Raises RequestError, Stopped.
         """
@@ -112,7 +119,9 @@ class Pipeline:
             raise Refused(answers.unauthorized())
         return caller
 
-    async def _try(self, turn: Turn, pool: ServedPool, asked: Asked, *, caller: Caller, exchange: Exchange, ticket: Ticket) -> None:
+    async def _try(
+        self, turn: Turn, pool: ServedPool, asked: Asked, *, caller: Caller, exchange: Exchange, ticket: Ticket
+    ) -> None:
         """Sends the request to the replica of `turn` and relays the answer; what is learned goes to the pool."""
         place = pool.replicas.place(turn.replica)
         if place is None:
@@ -151,12 +160,18 @@ class Pipeline:
             Refused: it is not: something was already sent to the client, or enough replicas were tried.
         """
         if turn.failed:
-            pool.failures.failed(turn.replica, error, exchange.request_id.decode("latin-1"), asyncio.get_running_loop().time())
+            pool.failures.failed(
+                turn.replica, error, exchange.request_id.decode("latin-1"), asyncio.get_running_loop().time()
+            )
         if exchange.started:
             raise Refused(answers.upstream_failed(), "upstream_error") from error
         exchange.tries.append((turn.replica, error.failure))
         failures = [failure for _, failure in exchange.tries]
-        if failures.count(Failure.STALE) > 1 or failures.count(Failure.RESET) >= MOST_BREAKS or len(failures) > MOST_CONNECTS:
+        if (
+            failures.count(Failure.STALE) > 1
+            or failures.count(Failure.RESET) >= MOST_BREAKS
+            or len(failures) > MOST_CONNECTS
+        ):
             raise Refused(answers.upstream_failed(), "upstream_error") from error
         return [replica for replica, failure in exchange.tries if failure is not Failure.STALE]
 

@@ -20,7 +20,17 @@ from headway_core.admission import (
 )
 from headway_core.admission.prefixes import CHUNK_BYTES
 from headway_core.admission.retry_after import SHORTEST
-from headway_core.contract import CLASS, DISPATCH, PRIORITY, TENANT, WANT_USAGE, Policy, ReplicaState, ShedReason, tenant_salt
+from headway_core.contract import (
+    CLASS,
+    DISPATCH,
+    PRIORITY,
+    TENANT,
+    WANT_USAGE,
+    Policy,
+    ReplicaState,
+    ShedReason,
+    tenant_salt,
+)
 from headway_core.errors import RequestError
 from headway_core.slo import PriorityClass
 
@@ -98,7 +108,8 @@ class ServedPool:
     # ------------------------------------------------------------ a request
 
     def classify(self, asked: Asked, caller: Caller, class_header: str | None) -> PriorityClass:
-        """The class of a request: the trusted header's, else the service tier's, else the default; within what the key allows.
+        """The class of a request: the trusted header's, else the service tier's, else the default; within what the key
+        allows.
 
         Raises:
             Refused: 400 for a header that names no class, 403 for a class asked for that the key does not open.
@@ -123,17 +134,21 @@ class ServedPool:
         """Refused here, since the door would else tell a prompt that no replica can hold to come back later.
 
         Raises:
-            RequestError: a prompt of token ids is longer than any replica's context, which has room for a token of the answer too.
+            RequestError: a prompt of token ids is longer than any replica's context, which has room for a token of the
+            answer too.
         """
         longest = self.door.fleet.longest()
         if longest is not None and asked.longest_prompt >= longest:
             raise RequestError(
-                f"has {asked.longest_prompt} tokens and at most {longest} are served, one of them for the answer: shorten it",
+                f"has {asked.longest_prompt} tokens and at most {longest} are served, one of them for the "
+                "answer: shorten it",
                 "prompt",
                 "context_length_exceeded",
             )
 
-    def request(self, number: int, asked: Asked, slo: PriorityClass, caller: Caller, *, arrival: float, retry: bool) -> Request:
+    def request(
+        self, number: int, asked: Asked, slo: PriorityClass, caller: Caller, *, arrival: float, retry: bool
+    ) -> Request:
         """The request as the door sees it. With a prompt in text its length is an estimate."""
         tokens = max(1, self.estimator.estimate(self.name, asked.text) if asked.token_ids is None else asked.token_ids)
         return Request(
@@ -216,7 +231,8 @@ class Pools:
         """The pool that serves `model`.
 
         Raises:
-            Refused: 404 when none does; 503 when that cannot be known yet, because some pool's replicas have not said what they serve.
+            Refused: 404 when none does; 503 when that cannot be known yet, because some pool's replicas have not said
+            what they serve.
         """
         models = self.models()
         if model in models:
@@ -237,7 +253,8 @@ class Pools:
 
     @property
     def state(self) -> ReplicaState:
-        """This gateway's own state. It starts until every address that it knew at first was asked once: before, nobody could be served."""
+        """This gateway's own state. It starts until every address that it knew at first was asked once: before, nobody
+        could be served."""
         if self.draining:
             return ReplicaState.DRAINING
         looked = self._first is not None and all(pool.replicas.looked.is_set() for pool in self._first)

@@ -23,7 +23,9 @@ DEFAULT_CLASS = PriorityClass("default", 0, Objectives(TtftObjective(2.0), TpotO
 
 def default_policy(pool: Pool) -> Policy:
     """What a pool of the command line obeys until a policy names it."""
-    return Policy(revision=1, slo_uid="", generation=0, pool=pool, classes=(DEFAULT_CLASS,), default_class=DEFAULT_CLASS.name)
+    return Policy(
+        revision=1, slo_uid="", generation=0, pool=pool, classes=(DEFAULT_CLASS,), default_class=DEFAULT_CLASS.name
+    )
 
 
 class PolicyFiles:

@@ -1,6 +1,7 @@
 """One try at one replica: send the request, pass the answer on byte for byte, and tell the ticket what came when.
 
-Until `Exchange.started` nothing has reached the client, so a failure here may still be tried elsewhere: that is the pipeline's decision.
+Until `Exchange.started` nothing has reached the client, so a failure here may still be tried elsewhere: that is the
+pipeline's decision.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _DEAD = {502: Failure.RESET, 503: Failure.REFUSED, 504: Failure.RESET}
 
 @dataclass(slots=True)
 class Attempt:
-    """One try: where it goes and who is told what. The members with defaults are what the answer said beside its bytes."""
+    """One try: where it goes and who is told what. The members with defaults are what the answer said beside its
+    bytes."""
 
     place: Place
     path: str
@@ -43,7 +45,8 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """Passes answers on. `hold`: seconds that a stream's first bytes wait for content, so that another replica can still take over."""
+    """Passes answers on. `hold`: seconds that a stream's first bytes wait for content, so that another replica can
+    still take over."""
 
     upstream: Upstream
     hold: float

@@ -1,7 +1,7 @@
 """The replicas behind one pool: found by name, known by their load reports.
 
-DNS says where somebody might be; who it is, and whether it is ready or draining, only its own report says. The decisions taken from
-reports are `headway_core.admission`'s; this file does the looking-up and the polling.
+DNS says where somebody might be; who it is, and whether it is ready or draining, only its own report says. The
+decisions taken from reports are `headway_core.admission`'s; this file does the looking-up and the polling.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ log = logging.getLogger("headway.gateway.replicas")
 
 RESOLVE_SECONDS = 2.0
 VANISHED_SECONDS = 30.0
-"""How long an address that DNS no longer names is kept while it answers: resolvers cache that long, and answers can be partial."""
+"""How long an address that DNS no longer names is kept while it answers: resolvers cache that long, and answers can be
+partial."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
@@ -57,10 +58,12 @@ class _Watched:
 
 
 class Replicas:
-    """Finds, polls and forgets. `changed` is called after each report or loss, so that whoever waits can look again; `gone` with each
-    replica that is forgotten."""
+    """Finds, polls and forgets. `changed` is called after each report or loss, so that whoever waits can look again;
+    `gone` with each replica that is forgotten."""
 
-    def __init__(self, door: Door, upstream: Upstream, interval: float, changed: Callable[[], None], gone: Callable[[str], None]) -> None:
+    def __init__(
+        self, door: Door, upstream: Upstream, interval: float, changed: Callable[[], None], gone: Callable[[str], None]
+    ) -> None:
         self.model: str | None = None
         """The model that the replicas report."""
         self.looked = asyncio.Event()
@@ -93,7 +96,8 @@ class Replicas:
         return frozenset(watched.replica for watched in away if watched.replica is not None)
 
     def refused(self, replica: str, *, listens: bool) -> None:
-        """Its serving port took no connection, or (`listens`) took no request: nothing goes there until it reports again."""
+        """Its serving port took no connection, or (`listens`) took no request: nothing goes there until it reports
+        again."""
         for watched in self._watched.values():
             if watched.replica == replica:
                 watched.shut = listens
@@ -138,7 +142,9 @@ class Replicas:
         unsure = False
         for endpoint in self._endpoints:
             try:
-                named.update(Address(host, endpoint.port, endpoint.control_port) for host in await resolve(endpoint.host))
+                named.update(
+                    Address(host, endpoint.port, endpoint.control_port) for host in await resolve(endpoint.host)
+                )
             except OSError as error:
                 # A name that does not resolve now says nothing about those it named before.
                 unsure = True
@@ -226,7 +232,8 @@ class Replicas:
         self._changed()
 
     def _name(self, watched: _Watched, report: RuntimeReport) -> str:
-        """The reported id, made unique when somebody else answers to it already: two replicas must never share one set of books."""
+        """The reported id, made unique when somebody else answers to it already: two replicas must never share one set
+        of books."""
         for other in self._watched.values():
             if other is not watched and other.replica == report.replica and not other.refused:
                 return f"{report.replica}@{watched.address.host}:{watched.address.port}"

@@ -91,8 +91,8 @@ async def serve(settings: Settings, started: Callable[[Gateway, int, int], None]
 
 
 def _spare_the_collector() -> None:
-    """What is there by now stays, so no collection needs to look at it again. A request makes hundreds of objects that go by themselves:
-    looking for others after every second request was a fifteenth of its cost."""
+    """What is there by now stays, so no collection needs to look at it again. A request makes hundreds of objects that
+    go by themselves: looking for others after every second request was a fifteenth of its cost."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
@@ -101,8 +101,8 @@ def _spare_the_collector() -> None:
 async def drain(gateway: Gateway, now: asyncio.Event) -> None:
     """Takes nothing new, lets what runs and waits finish within the budget, and ends the rest with an error each.
 
-    Connections that clients keep are ended with it: the next request on one would only learn that it came to the wrong place.
-    `now` set: no more waiting.
+    Connections that clients keep are ended with it: the next request on one would only learn that it came to the wrong
+    place. `now` set: no more waiting.
     """
     pipeline, budget = gateway.pipeline, gateway.settings.drain_seconds
     log.info("going away: %d requests are under way and have %g s", len(pipeline.open), budget)
@@ -134,7 +134,8 @@ def _listen(host: str, port: int, stall_timeout: float) -> socket.socket:
         sock.close()
         raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # Accepted sockets inherit it: the kernel resets a connection whose peer leaves our bytes lying, whatever we were about to send.
+        # Accepted sockets inherit it: the kernel resets a connection whose peer leaves our bytes lying, whatever we
+        # were about to send.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((stall_timeout + 1.0) * 1000))
     return sock
 

@@ -30,7 +30,8 @@ examples:
   headway-gateway hash-key --tenant acme --classes interactive,batch
       make a new API key and the line for --keys
 
-Without a policy a pool has one class, "default": first token within 2 s, 100 ms for each further token, for 95% of the requests.
+Without a policy a pool has one class, "default": first token within 2 s, 100 ms for each further token, for 95% of
+the requests.
 """
 
 
@@ -39,8 +40,10 @@ class _Refused(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
         parser.error(
-            "--workers is refused: the queue and the books are in this process's memory, and two workers would each keep half of them. "
-            "Run more gateway replicas instead (on Kubernetes: gateway.replicas); each keeps its own queue and sees the others' load "
+            "--workers is refused: the queue and the books are in this process's memory, and two workers would "
+            "each keep half of them. "
+            "Run more gateway replicas instead (on Kubernetes: gateway.replicas); each keeps its own queue and "
+            "sees the others' load "
             "through the runtimes' reports."
         )
 
@@ -60,14 +63,16 @@ class Settings:
     max_queue_requests: int = 1000
     """Per pool; what waits beyond it is shed with `queue_full`."""
     max_queue_bytes: int = 256 * 1024 * 1024
-    """Bodies that wait in the queue of a pool; and as much again, of all pools, for large ones that are on their way in."""
+    """Bodies that wait in the queue of a pool; and as much again, of all pools, for large ones that are on their way
+    in."""
     max_body_bytes: int = MAX_BODY_BYTES
     body_timeout: float = 30.0
     """Longest silence within an upload, and the time that any upload has before it must reach 1 KiB/s in all."""
     request_timeout: float = 600.0
     drain_seconds: float = 30.0
     keep_alive: float = 75.0
-    """Idle client connections; longer than the pools of the clients and proxies in front (most keep theirs 60 s or less)."""
+    """Idle client connections; longer than the pools of the clients and proxies in front (most keep theirs 60 s or
+    less)."""
     poll_interval: float = 0.5
     first_byte_hold: float = 15.0
     """No byte of a stream goes out before its first content for this long: until then another replica can take over."""
@@ -78,7 +83,8 @@ class Settings:
 
 
 def parse(arguments: Sequence[str]) -> Settings:
-    """The command line as `Settings`. Exits with status 2 and one clear sentence when something in it cannot be honoured."""
+    """The command line as `Settings`. Exits with status 2 and one clear sentence when something in it cannot be
+    honoured."""
     parser = _parser()
     given = parser.parse_args(arguments)
     pools: list[Pool] = []
@@ -90,11 +96,16 @@ def parse(arguments: Sequence[str]) -> Settings:
     names = [pool.name for pool in pools]
     for name in names:
         if names.count(name) > 1:
-            parser.error(f"--pool {name}= is given twice: list all replicas of one pool in one option, separated by commas")
+            parser.error(
+                f"--pool {name}= is given twice: list all replicas of one pool in one option, separated by commas"
+            )
     if not pools and given.policy is None:
         parser.error("nothing to serve: name replicas with --pool NAME=HOST:PORT, or policy files with --policy PATH")
     if given.port != 0 and given.port == given.control_port:
-        parser.error(f"--port and --control-port must differ, not both {given.port}: the control port is never exposed to clients")
+        parser.error(
+            f"--port and --control-port must differ, not both {given.port}: the control port is never exposed "
+            "to clients"
+        )
     return Settings(
         host=given.host,
         port=given.port,
@@ -168,7 +179,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     where = parser.add_argument_group("where it listens")
     where.add_argument("--host", default=default.host, help="address of both ports (default: every interface)")
-    where.add_argument("--port", type=_port, default=default.port, help="requests and the status page (default: %(default)s)")
+    where.add_argument(
+        "--port", type=_port, default=default.port, help="requests and the status page (default: %(default)s)"
+    )
     where.add_argument(
         "--control-port",
         type=_port,
@@ -177,14 +190,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     what = parser.add_argument_group("what it serves")
     what.add_argument(
-        "--pool", action="append", default=[], metavar="NAME=HOST:PORT[/CONTROLPORT],...", help="replicas of one model; repeatable"
+        "--pool",
+        action="append",
+        default=[],
+        metavar="NAME=HOST:PORT[/CONTROLPORT],...",
+        help="replicas of one model; repeatable",
     )
-    what.add_argument("--policy", type=Path, metavar="PATH", help="policy file, or directory of *.json; re-read when the content changes")
     what.add_argument(
-        "--rule", choices=RULES, default=default.rule, help="who is admitted (default: %(default)s; the others are for comparison)"
+        "--policy",
+        type=Path,
+        metavar="PATH",
+        help="policy file, or directory of *.json; re-read when the content changes",
+    )
+    what.add_argument(
+        "--rule",
+        choices=RULES,
+        default=default.rule,
+        help="who is admitted (default: %(default)s; the others are for comparison)",
     )
     who = parser.add_argument_group("who may ask")
-    who.add_argument("--keys", type=Path, metavar="PATH", help="file or mounted Secret of API keys; without it everybody may ask")
+    who.add_argument(
+        "--keys", type=Path, metavar="PATH", help="file or mounted Secret of API keys; without it everybody may ask"
+    )
     who.add_argument(
         "--trust-class-header",
         action="store_true",
@@ -211,13 +238,16 @@ def _parser() -> argparse.ArgumentParser:
             default=getattr(default, flag.replace("-", "_")),
             help=f"{_HELP[flag]} (default: %(default)s)",
         )
-    parser.add_argument("--workers", action=_Refused, nargs="?", help="refused: one process per gateway, scale by replicas")
+    parser.add_argument(
+        "--workers", action=_Refused, nargs="?", help="refused: one process per gateway, scale by replicas"
+    )
     return parser
 
 
 _HELP = {
     "max-queue-requests": "requests of one pool that may wait here",
-    "max-queue-bytes": "bytes of request bodies of one pool that may wait here, and of large ones that are still on their way in",
+    "max-queue-bytes": "bytes of request bodies of one pool that may wait here, and of large ones that are "
+    "still on their way in",
     "max-body-bytes": "largest request body; more is answered 413",
     "max-queue-time": "longest wait of a class whose policy names no maxQueueTime",
     "body-timeout": "longest silence within an upload; then 408",

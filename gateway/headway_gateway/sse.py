@@ -1,7 +1,8 @@
-"""A runtime's event stream, cut into whole records: what passes to the client, what is the gateway's own, and what is content.
+"""A runtime's event stream, cut into whole records: what passes to the client, what is the gateway's own, and what is
+content.
 
-Bytes in, bytes out, no I/O. Records pass unchanged and whole (so that an error can always follow one), except the comment that the
-gateway itself asked for.
+Bytes in, bytes out, no I/O. Records pass unchanged and whole (so that an error can always follow one), except the
+comment that the gateway itself asked for.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ class RecordStream:
 
     def feed(self, data: bytes) -> bytes:
         """The whole records in what has arrived; an unfinished one is kept for the next call."""
-        if not self._tail and data.find(b"\n") == len(data) - 2 and data[-1] == _NEWLINE and data.startswith(b"data: {"):
+        if (
+            not self._tail
+            and data.find(b"\n") == len(data) - 2
+            and data[-1] == _NEWLINE
+            and data.startswith(b"data: {")
+        ):
             # One event in a single line, as the tokens of an engine come one by one: there is nothing to find in it.
             self.events = 1
             return data

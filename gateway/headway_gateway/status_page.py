@@ -1,6 +1,7 @@
 """The page at /: promises against what happened, over the last minute, per class and replica.
 
-One HTML file without a build step or outside assets, and the document that it polls. Nothing in either is a secret: no keys, no prompts.
+One HTML file without a build step or outside assets, and the document that it polls. Nothing in either is a secret: no
+keys, no prompts.
 """
 
 from __future__ import annotations
@@ -96,7 +97,12 @@ class Recent:
             "known": len(reports),
             "classes": classes,
             "replicas": [
-                {**_replica(report), "reachable": name not in down, "inFlight": fleet.in_flight(name), "age": fleet.age(name, now)}
+                {
+                    **_replica(report),
+                    "reachable": name not in down,
+                    "inFlight": fleet.in_flight(name),
+                    "age": fleet.age(name, now),
+                }
                 for name, report in reports
                 if report is not None
             ],

@@ -1,6 +1,7 @@
 """Requests to replicas: kept connections, raw bytes both ways, and failures sorted by what may be done about them.
 
-It knows nothing of admission, pools or promises. Which replica, and whether to try another, is the pipeline's to decide.
+It knows nothing of admission, pools or promises. Which replica, and whether to try another, is the pipeline's to
+decide.
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ _CONNECTION_SCOPED = frozenset(
     }
 )
 _DROPPED = _CONNECTION_SCOPED | {name.encode() for name in INTERNAL_HEADERS} | {REQUEST_ID.encode()}
-"""Of a runtime's headers: what belongs to that connection, what the gateway's own server writes, and what is internal."""
+"""Of a runtime's headers: what belongs to that connection, what the gateway's own server writes, and what is
+internal."""
 
 Place = tuple[str, int]
 """IP address and port."""
 
 
 class Response:
-    """A replica's answer: status and headers now, the body as it comes. Leave the context to give the connection back or drop it."""
+    """A replica's answer: status and headers now, the body as it comes. Leave the context to give the connection back
+    or drop it."""
 
     def __init__(self, connection: HttpConnection, done: Callable[[], None]) -> None:
         self._connection = connection
@@ -69,7 +72,8 @@ class Response:
         return [(name, value) for name, value in headers if name not in _DROPPED and name not in named]
 
     async def read(self) -> bytes:
-        """All that has arrived since the last call, at least one byte; empty at the end. Raises UpstreamError: the replica broke off."""
+        """All that has arrived since the last call, at least one byte; empty at the end. Raises UpstreamError: the
+        replica broke off."""
         return await self._connection.read()
 
     async def read_all(self) -> bytes:
@@ -86,7 +90,9 @@ class Response:
     async def __aenter__(self) -> Response:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._done()
 
 
@@ -99,12 +105,17 @@ class Upstream:
 
     async def post(self, place: Place, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         """Sends the request and waits for the head of the answer. Raises UpstreamError: there was none."""
-        lines = [f"POST {path} HTTP/1.1", f"host: {_authority(place)}", *(f"{name}: {value}" for name, value in headers.items())]
+        lines = [
+            f"POST {path} HTTP/1.1",
+            f"host: {_authority(place)}",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
         head = "\r\n".join([*lines, f"content-length: {len(body)}", "\r\n"]).encode("latin-1")
         return await self._exchange(place, (head, body))
 
     async def get(self, place: Place, path: str, patience: float) -> tuple[int, bytes]:
-        """A small document from a control port: status and body. Raises UpstreamError; TimeoutError after `patience` seconds."""
+        """A small document from a control port: status and body. Raises UpstreamError; TimeoutError after `patience`
+        seconds."""
         async with asyncio.timeout(patience):
             request = f"GET {path} HTTP/1.1\r\nhost: {_authority(place)}\r\naccept-encoding: identity\r\n\r\n".encode()
             async with await self._exchange(place, (request,)) as response:
@@ -134,9 +145,13 @@ class Upstream:
     async def _connect(self, place: Place) -> HttpConnection:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                _, connection = await asyncio.get_running_loop().create_connection(lambda: HttpConnection(self._lost), *place)
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: HttpConnection(self._lost), *place
+                )
         except TimeoutError as error:
-            raise UpstreamError(Failure.CONNECT, f"{_authority(place)} took no connection within {CONNECT_TIMEOUT:g} s") from error
+            raise UpstreamError(
+                Failure.CONNECT, f"{_authority(place)} took no connection within {CONNECT_TIMEOUT:g} s"
+            ) from error
         except OSError as error:
             raise UpstreamError(Failure.CONNECT, f"{_authority(place)} takes no connection: {error}") from error
         self._all.add(connection)

@@ -1,6 +1,7 @@
 """Files that people or Kubernetes replace while we run: read whole, compared by content, never by time stamp.
 
-A mounted ConfigMap or Secret swaps a symlink, an editor writes in place, `headway up` renames: content is the one thing all have in common.
+A mounted ConfigMap or Secret swaps a symlink, an editor writes in place, `headway up` renames: content is the one thing
+all have in common.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from pathlib import Path
 
 
 class WatchedFiles:
-    """A file, or every file of a directory that ends in `suffix` and is not hidden (``..data`` and its like belong to the kubelet)."""
+    """A file, or every file of a directory that ends in `suffix` and is not hidden (``..data`` and its like belong to
+    the kubelet)."""
 
     def __init__(self, path: Path, suffix: str = "") -> None:
         self.path = path
@@ -17,7 +19,8 @@ class WatchedFiles:
         self._last: dict[str, bytes] | None = None
 
     def read(self) -> dict[str, bytes]:
-        """Name → content. Raises OSError when the path itself cannot be read; a file that vanishes meanwhile is simply not there.
+        """Name → content. Raises OSError when the path itself cannot be read; a file that vanishes meanwhile is simply
+        not there.
 
         A pipe is read the first time only: later it would be waited for, and everybody with it, or give nothing.
         """

@@ -14,7 +14,8 @@ from headway_runtime.settings import Settings, from_arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a drain, 2 for what cannot be served as asked, else see `headway_runtime.server.Server.run`."""
+    """Exit status: 0 after a drain, 2 for what cannot be served as asked, else see
+    `headway_runtime.server.Server.run`."""
     logging.basicConfig(level=logging.INFO, format="headway-runtime: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     try:

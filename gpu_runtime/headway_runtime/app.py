@@ -1,7 +1,8 @@
-"""The two HTTP applications of a replica: the OpenAI API on the serving port, everything about the replica itself on the control port.
+"""The two HTTP applications of a replica: the OpenAI API on the serving port, everything about the replica itself on
+the control port.
 
-The composition root of what is HTTP: each function's body is the map of one application. Neither changes anything: there is no write
-endpoint.
+The composition root of what is HTTP: each function's body is the map of one application. Neither changes anything:
+there is no write endpoint.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Attention over paged keys and values on a CPU, by kernels that are compiled at start (`kernels/attention.c`, float32).
+"""Attention over paged keys and values on a CPU, by kernels that are compiled at start (`kernels/attention.c`,
+float32).
 
-Decoding rows and prefill chunks are one thing here, jobs: some queries of one sequence, which read that sequence's blocks where they lie.
+Decoding rows and prefill chunks are one thing here, jobs: some queries of one sequence, which read that sequence's
+blocks where they lie.
 """
 
 from __future__ import annotations
@@ -19,7 +21,18 @@ from headway_runtime.models.config import ModelConfig
 
 _ROWS = 96
 """Queries times heads of a group that are computed together: their scores of 512 keys stay in a second-level cache."""
-_FIELDS = ("kv_heads", "groups", "head_dim", "block_size", "block_step", "table_width", "q_step", "k_step", "v_step", "window")
+_FIELDS = (
+    "kv_heads",
+    "groups",
+    "head_dim",
+    "block_size",
+    "block_step",
+    "table_width",
+    "q_step",
+    "k_step",
+    "v_step",
+    "window",
+)
 
 
 class _Shape(ctypes.Structure):
@@ -42,7 +55,8 @@ class CompiledAttention:
     """Attention of a runner's batches. `begin` lays out a batch; then `attend` once for each layer, in order."""
 
     def __init__(self, config: ModelConfig, cache: KVCache, tables: NDArray[np.int32], kernels: Kernels) -> None:
-        """`tables` (rows, blocks): the block numbers of each row; read at each `attend`. `kernels` as `kernels_for` gives them."""
+        """`tables` (rows, blocks): the block numbers of each row; read at each `attend`. `kernels` as `kernels_for`
+        gives them."""
         self._attend = kernels.attend
         self._windows = config.windows
         self._cache = cache
@@ -64,7 +78,9 @@ class CompiledAttention:
     def begin(self, batch: FlatBatch) -> None:
         """Lay out one iteration: which queries are computed together."""
         count = len(batch.decode_rows)
-        decodes = np.stack((np.arange(count), np.ones(count, dtype=np.int64), batch.decode_positions, batch.decode_rows), axis=1)
+        decodes = np.stack(
+            (np.arange(count), np.ones(count, dtype=np.int64), batch.decode_positions, batch.decode_rows), axis=1
+        )
         chunks = [
             (chunk.offset + done, min(self._queries, chunk.count - done), chunk.start + done, chunk.row)
             for chunk in batch.chunks

@@ -1,11 +1,12 @@
 """Attention over paged keys and values on a CPU.
 
-A decoding row reads its blocks where they lie: the scores of a block are a weighted sum of rows of its keys (the weights are the query),
-the output a weighted sum of rows of its values (the weights are the probabilities), and a weighted sum of chosen rows is what
-`embedding_bag` computes, at the speed of memory. Nothing is gathered, and no key is copied.
+A decoding row reads its blocks where they lie: the scores of a block are a weighted sum of rows of its keys (the
+weights are the query), the output a weighted sum of rows of its values (the weights are the probabilities), and a
+weighted sum of chosen rows is what `embedding_bag` computes, at the speed of memory. Nothing is gathered, and no key is
+copied.
 
-A prefill chunk reads each key many times, so its sequence is gathered once into a buffer; a chunk that begins its sequence has all of it
-in the batch. The layout of a batch is worked out once and used by all layers.
+A prefill chunk reads each key many times, so its sequence is gathered once into a buffer; a chunk that begins its
+sequence has all of it in the batch. The layout of a batch is worked out once and used by all layers.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from headway_runtime.models.config import ModelConfig
 
 _SLACK = 1.1
 _BAG_ENTRIES = 1 << 22
-"""Rows of keys, or of values, that are added up at once at most: what an operator allocates stays within 32 MB. Index arrays take
-groups · (1 / block_size + 1 / head_dim) / 2 of the bytes of the keys and values of one layer, and so do the buffers beside them."""
+"""Rows of keys, or of values, that are added up at once at most: what an operator allocates stays within 32 MB. Index
+arrays take groups · (1 / block_size + 1 / head_dim) / 2 of the bytes of the keys and values of one layer, and so do the
+buffers beside them."""
 _TILE = 64
 
 
@@ -45,7 +47,8 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
-    """Decoding rows [first, last) of the batch, as bags of rows of the cache to add up, in the order of row, head, block."""
+    """Decoding rows [first, last) of the batch, as bags of rows of the cache to add up, in the order of row, head,
+    block."""
 
     first: int
     last: int
@@ -62,7 +65,8 @@ class _Decodes:
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """A chunk: the pieces to gather, keys then values, (2 · H · blocks,), and (first, last, keys, additive mask) of each tile.
+    """A chunk: the pieces to gather, keys then values, (2 · H · blocks,), and (first, last, keys, additive mask) of
+    each tile.
 
     None is gathered for a chunk that begins its sequence.
     """
@@ -130,12 +134,16 @@ class CpuAttention:
         """q (rows, H, G, D) → the same."""
         cache = self._cache
         weights = self._weights[: len(decodes.key_rows)]
-        torch.index_select((q * self._scale).view(-1, cache.head_dim), 0, decodes.queries, out=weights.view(-1, cache.head_dim))
+        torch.index_select(
+            (q * self._scale).view(-1, cache.head_dim), 0, decodes.queries, out=weights.view(-1, cache.head_dim)
+        )
         scores = _sum_rows(cache.key_rows[layer], decodes.key_rows, decodes.key_bags, weights).view(-1)
         probabilities = self._probabilities[: len(scores)]
         for run in decodes.runs:
             seen = scores[run.scores].view(run.shape)
-            torch.softmax(seen if run.mask is None else seen.add_(run.mask), -1, out=probabilities[run.scores].view(run.shape))
+            torch.softmax(
+                seen if run.mask is None else seen.add_(run.mask), -1, out=probabilities[run.scores].view(run.shape)
+            )
         return _sum_rows(cache.value_rows[layer], decodes.value_rows, decodes.value_bags, probabilities).view(q.shape)
 
     def _gather(self, layer: int, blocks: int, pieces: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,7 +159,9 @@ class CpuAttention:
         keys.copy_(laid.view(cache.kv_heads, blocks, cache.head_dim, cache.block_size).transpose(2, 3))
         return keys.flatten(1, 2), values.view(cache.kv_heads, -1, cache.head_dim)
 
-    def _prefill(self, chunk: _Prefill, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
+    def _prefill(
+        self, chunk: _Prefill, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
+    ) -> None:
         """q and out (queries, H, G, D); keys and values (H, keys, D)."""
         keys, values = keys.unsqueeze(1), values.unsqueeze(1)
         for first, last, visible, mask in chunk.tiles:
@@ -168,7 +178,9 @@ class CpuAttention:
     def _bags_of(self, runs: list[Run]) -> _Decodes:
         cache, size, heads = self._cache, self._cache.block_size, self._cache.kv_heads * self._groups
         pieces = [cache.key_pieces(run.table)[:, :, None, :, None] for run in runs]  # (rows, H, 1, blocks, 1) each
-        blocks = np.concatenate([np.full(len(run.table) * heads, run.table.shape[1]) for run in runs])  # (rows · H · G,)
+        blocks = np.concatenate(
+            [np.full(len(run.table) * heads, run.table.shape[1]) for run in runs]
+        )  # (rows · H · G,)
         key_bags = int(blocks.sum())
         if key_bags * size > len(self._probabilities):
             self._weights = torch.empty(key_bags * cache.head_dim * 5 // 4, dtype=cache.data.dtype)
@@ -193,15 +205,19 @@ class CpuAttention:
             yield _Run(slice(first, last), shape, mask)
 
     def _for_each_query(self, rows: list[NDArray[np.int64]]) -> torch.Tensor:
-        """(rows, H, 1, blocks, n) of each run → the flat rows of all their queries: the G of a KV head read the same."""
-        return torch.from_numpy(np.concatenate([np.repeat(part.astype(self._row_type), self._groups, axis=2).ravel() for part in rows]))
+        """(rows, H, 1, blocks, n) of each run → the flat rows of all their queries: the G of a KV head read the
+        same."""
+        return torch.from_numpy(
+            np.concatenate([np.repeat(part.astype(self._row_type), self._groups, axis=2).ravel() for part in rows])
+        )
 
     def _bags(self, sizes: NDArray[np.int64]) -> torch.Tensor:
         """Where each bag begins, and the end."""
         return torch.from_numpy(np.concatenate(([0], np.cumsum(sizes))).astype(self._row_type))
 
     def _grow_mask(self, window: int | None, keys: int) -> None:
-        """One mask serves all tiles, however far they are in their sequences: each takes the corner of it that it needs."""
+        """One mask serves all tiles, however far they are in their sequences: each takes the corner of it that it
+        needs."""
         held = self._masks.get(window)
         if held is None or held.shape[1] < keys:
             self._masks[window] = self._mask(visible_keys(_TILE, keys * 5 // 4, window, self._cache.data.device))
@@ -212,7 +228,8 @@ class CpuAttention:
             keys = self._cache.key_pieces(span.table)
             pieces = torch.from_numpy(np.stack((keys, keys + self._cache.kv_heads)).reshape(-1))
         tiles = tuple(
-            (tile.first, tile.last, tile.keys, mask[_TILE - (tile.last - tile.first) :, mask.shape[1] - tile.keys :]) for tile in span.tiles
+            (tile.first, tile.last, tile.keys, mask[_TILE - (tile.last - tile.first) :, mask.shape[1] - tile.keys :])
+            for tile in span.tiles
         )
         return _Prefill(span.first, span.last, span.table.shape[1], pieces, tiles)
 

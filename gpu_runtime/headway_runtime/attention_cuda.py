@@ -1,8 +1,9 @@
-"""Attention over paged keys and values on a GPU: gathers and batched products, launched without ever waiting for the device.
+"""Attention over paged keys and values on a GPU: gathers and batched products, launched without ever waiting for the
+device.
 
-Everything that a launch needs to know (how many rows, how many blocks) is known on the host from the plan; index arrays go over
-in one asynchronous copy each, before the first layer, and masks are made there. Nothing here is particular to CUDA but the reasons, so
-it is tested on a CPU too.
+Everything that a launch needs to know (how many rows, how many blocks) is known on the host from the plan; index arrays
+go over in one asynchronous copy each, before the first layer, and masks are made there. Nothing here is particular to
+CUDA but the reasons, so it is tested on a CPU too.
 """
 
 from __future__ import annotations
@@ -64,10 +65,17 @@ class CudaAttention:
         self._slots = to_device(blocks, self._device), to_device(batch.positions % size, self._device)
         for window in dict.fromkeys(self._windows):
             runs = decode_runs(batch, tables, size, window, slack=_SLACK, most_blocks=_MOST_BLOCKS)
-            self._decodes[window] = [self._gather(run.first, run.last, run.table, [(0, 1, 0, self._run_mask(run))]) for run in runs]
+            self._decodes[window] = [
+                self._gather(run.first, run.last, run.table, [(0, 1, 0, self._run_mask(run))]) for run in runs
+            ]
             spans = [chunk_span(chunk, tables, size, window, tile=_TILE) for chunk in batch.chunks]
             self._prefills[window] = [
-                self._gather(span.first, span.last, span.table, [(*astuple(tile), self._tile_mask(tile, window)) for tile in span.tiles])
+                self._gather(
+                    span.first,
+                    span.last,
+                    span.table,
+                    [(*astuple(tile), self._tile_mask(tile, window)) for tile in span.tiles],
+                )
                 for span in spans
             ]
 
@@ -116,7 +124,11 @@ class CudaAttention:
         return keys, values
 
     def _gather(
-        self, first: int, last: int, table: NDArray[np.int32], tiles: Sequence[tuple[int, int, int, torch.Tensor | None]]
+        self,
+        first: int,
+        last: int,
+        table: NDArray[np.int32],
+        tiles: Sequence[tuple[int, int, int, torch.Tensor | None]],
     ) -> _Gather:
         keys = self._cache.key_pieces(table)
         return _Gather(

@@ -1,8 +1,9 @@
-"""Who sees what in an iteration: which rows attend together, over which of their blocks, and which keys there are theirs to see.
+"""Who sees what in an iteration: which rows attend together, over which of their blocks, and which keys there are
+theirs to see.
 
-Host arrays, but for what a chunk's queries see, which is computed on the device that asks. Decoding rows are padded to others of
-nearly their length, never to the longest; a prefill chunk stands alone and is cut into tiles of queries, so that most of the half of the
-square that lies in the future is not computed.
+Host arrays, but for what a chunk's queries see, which is computed on the device that asks. Decoding rows are padded to
+others of nearly their length, never to the longest; a prefill chunk stands alone and is cut into tiles of queries, so
+that most of the half of the square that lies in the future is not computed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Queries [first, last) of a chunk over the first `keys` keys of its blocks, of which the last is the last query's own."""
+    """Queries [first, last) of a chunk over the first `keys` keys of its blocks, of which the last is the last query's
+    own."""
 
     first: int
     last: int
@@ -51,8 +53,8 @@ class Span:
 def decode_runs(
     batch: FlatBatch, tables: NDArray[np.int32], block_size: int, window: int | None, *, slack: float, most_blocks: int
 ) -> list[Run]:
-    """The decoding rows in runs: the longest of a run has at most `slack` times the blocks of the shortest (or one more), and all of them
-    together at most `most_blocks`. Only blocks that the window reaches are among them."""
+    """The decoding rows in runs: the longest of a run has at most `slack` times the blocks of the shortest (or one
+    more), and all of them together at most `most_blocks`. Only blocks that the window reaches are among them."""
     newest = batch.decode_positions
     oldest = np.zeros_like(newest) if window is None else np.maximum(newest - window + 1, 0)
     first_blocks, last_blocks = oldest // block_size, newest // block_size
@@ -97,7 +99,8 @@ def chunk_span(chunk: Chunk, tables: NDArray[np.int32], block_size: int, window:
 def visible_keys(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
     """(queries, keys) of bool: what the newest `queries` tokens of a sequence see of its newest `keys`.
 
-    It says nothing of where they stand, so a part of it that ends at the same corner is what fewer queries see of fewer keys.
+    It says nothing of where they stand, so a part of it that ends at the same corner is what fewer queries see of fewer
+    keys.
     """
     query_ages = torch.arange(queries - 1, -1, -1, device=device)[:, None]
     key_ages = torch.arange(keys - 1, -1, -1, device=device)

@@ -1,7 +1,8 @@
-"""Measuring a model at start: a grid of iterations run on the empty engine, some seconds long, before anybody may send a request.
+"""Measuring a model at start: a grid of iterations run on the empty engine, some seconds long, before anybody may send
+a request.
 
-Touches the runner's rows and KV blocks as if it were the scheduler, and leaves both free. Which shapes, and what is learned from them, is
-`headway_core.latency`'s.
+Touches the runner's rows and KV blocks as if it were the scheduler, and leaves both free. Which shapes, and what is
+learned from them, is `headway_core.latency`'s.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _SAMPLING = SamplingParams(seed=0)
 
 
 class Calibration:
-    """Runs shapes on an idle runner, which has one row more than `max_num_seqs`, and `num_blocks` blocks of `block_size` tokens."""
+    """Runs shapes on an idle runner, which has one row more than `max_num_seqs`, and `num_blocks` blocks of
+    `block_size` tokens."""
 
     def __init__(
         self,
@@ -58,7 +60,8 @@ class Calibration:
         return max(LEAST_BUDGET, min(at_most, int(tokens * LONGEST_ITERATION / seconds) // 16 * 16))
 
     def run(self, model: StepTimeModel, budget: int, progress: Callable[[int, int], None]) -> None:
-        """Measures the grid for this prefill budget and gives it to `model`; `progress` hears (shapes done, shapes in all)."""
+        """Measures the grid for this prefill budget and gives it to `model`; `progress` hears (shapes done, shapes in
+        all)."""
         shapes = calibration_shapes(
             max_num_seqs=self._max_num_seqs,
             prefill_token_budget=budget,
@@ -67,7 +70,9 @@ class Calibration:
         )
         model.calibrate(self._measure(shapes, progress))
 
-    def _measure(self, shapes: tuple[Shape, ...], progress: Callable[[int, int], None]) -> Iterator[tuple[Shape, float]]:
+    def _measure(
+        self, shapes: tuple[Shape, ...], progress: Callable[[int, int], None]
+    ) -> Iterator[tuple[Shape, float]]:
         began = time.monotonic()
         for done, shape in enumerate(shapes):
             progress(done, len(shapes))
@@ -102,5 +107,8 @@ class Calibration:
         for _ in range(shape.decode_rows):
             item(shape.context_tokens // shape.decode_rows - 1, 1)
         if shape.prefill_tokens:
-            item(max(0, round(shape.prefill_pairs / shape.prefill_tokens - shape.prefill_tokens / 2)), shape.prefill_tokens)
+            item(
+                max(0, round(shape.prefill_pairs / shape.prefill_tokens - shape.prefill_tokens / 2)),
+                shape.prefill_tokens,
+            )
         return items

@@ -1,10 +1,11 @@
 """Messages to the text that the model was trained on: the checkpoint's own Jinja template, in a sandbox.
 
-What users write must not become control tokens. Templates print messages with and without changing them, so special tokens cannot be told
-apart afterwards by where they stand. Instead each special token's name inside a message is broken by a `GUARD` after its first character,
-and a message that ends in the beginning of such a name gets one at its end. The template works on text that reads the same, the tokenizer
-finds special tokens only where the template wrote them, and takes the guards out before anything else looks at the text: ids are those of
-the text that the user wrote. (A special token of a single character cannot be broken and stays what it is.)
+What users write must not become control tokens. Templates print messages with and without changing them, so special
+tokens cannot be told apart afterwards by where they stand. Instead each special token's name inside a message is broken
+by a `GUARD` after its first character, and a message that ends in the beginning of such a name gets one at its end. The
+template works on text that reads the same, the tokenizer finds special tokens only where the template wrote them, and
+takes the guards out before anything else looks at the text: ids are those of the text that the user wrote. (A special
+token of a single character cannot be broken and stays what it is.)
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class ChatTemplate:
     """A compiled template. `named` (bos_token, …) is what templates may print; `specials` are the texts to guard."""
 
     def __init__(self, source: str | None, named: Mapping[str, str], specials: Collection[str], path: str) -> None:
-        """`source` None: the checkpoint has no template and `render` refuses. CheckpointError: the template does not compile."""
+        """`source` None: the checkpoint has no template and `render` refuses. CheckpointError: the template does not
+        compile."""
         self._named = dict(named)
         texts = sorted((text for text in specials if len(text) > 1), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, texts))) if texts else None
@@ -42,13 +44,17 @@ class ChatTemplate:
                 raise CheckpointError(path, "chat_template", f"does not compile: {error}") from error
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The text of a conversation, with guards in it: for `Tokenizer.encode_chat` alone.
 
-        Each message has a `role` from a closed set that the API has checked, and a `content`: text, null (as ""), or a list of
-        ``{"type": "text", "text": …}`` parts, which are joined. `variables` are further names for the template; they override nothing.
-        Raises RequestError for anything else, and for whatever the template refuses.
+        Each message has a `role` from a closed set that the API has checked, and a `content`: text, null (as ""), or a
+        list of ``{"type": "text", "text": …}`` parts, which are joined. `variables` are further names for the template;
+        they override nothing. Raises RequestError for anything else, and for whatever the template refuses.
         """
         if self._template is None:
             raise RequestError("this model has no chat template: use /v1/completions", "messages", "no_chat_template")
@@ -62,8 +68,12 @@ class ChatTemplate:
             raise RequestError(f"the model's chat template refuses them: {error}", "messages") from error
         except RecursionError as error:
             raise RequestError("are nested too deeply", "messages") from error
-        except Exception as error:  # the template is foreign code: whatever goes wrong in it is this request's fault or its own
-            raise RequestError(f"the model's chat template fails on them: {type(error).__name__}: {error}", "messages") from error
+        except (
+            Exception
+        ) as error:  # the template is foreign code: whatever goes wrong in it is this request's fault or its own
+            raise RequestError(
+                f"the model's chat template fails on them: {type(error).__name__}: {error}", "messages"
+            ) from error
 
     def _guard_all(self, value: Any) -> Any:
         """`value` with guards in every text inside it."""
@@ -76,9 +86,12 @@ class ChatTemplate:
         return value
 
     def guard(self, text: str) -> str:
-        """`text` in which no special token's name stands, and which does not end in the beginning of one. Raises RequestError."""
+        """`text` in which no special token's name stands, and which does not end in the beginning of one. Raises
+        RequestError."""
         if GUARD in text:
-            raise RequestError(f"hold U+{ord(GUARD):04X}, a noncharacter that Unicode reserves for internal use", "messages")
+            raise RequestError(
+                f"hold U+{ord(GUARD):04X}, a noncharacter that Unicode reserves for internal use", "messages"
+            )
         if self._special is None:
             return text
         while self._special.search(text):  # once more for names that overlap
@@ -95,7 +108,9 @@ def _plain(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     elif isinstance(content, list | tuple):
         content = "".join(_part(part, f"messages[{index}].content[{at}]") for at, part in enumerate(content))
     elif not isinstance(content, str):
-        raise RequestError(f"must be text or a list of text parts, not {type(content).__name__}", f"messages[{index}].content")
+        raise RequestError(
+            f"must be text or a list of text parts, not {type(content).__name__}", f"messages[{index}].content"
+        )
     return {**message, "content": content}
 
 
@@ -118,7 +133,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

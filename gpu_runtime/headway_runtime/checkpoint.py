@@ -1,8 +1,9 @@
 """A model on disk: its config, its weights and where its tokenizer lies, checked in full before anything is loaded.
 
-`open_checkpoint` reads a folder (config.json, one or many safetensors, generation_config.json) or a .gguf file. Whatever would make the
-model compute something else than its authors meant raises CheckpointError, naming the file and the field or tensor: a missing shard or
-tensor, a wrong shape, a number format that is not known, a tensor that nothing reads. Code from a checkpoint is never run.
+`open_checkpoint` reads a folder (config.json, one or many safetensors, generation_config.json) or a .gguf file.
+Whatever would make the model compute something else than its authors meant raises CheckpointError, naming the file and
+the field or tensor: a missing shard or tensor, a wrong shape, a number format that is not known, a tensor that nothing
+reads. Code from a checkpoint is never run.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Checkpoint:
 def open_checkpoint(path: Path, dtype: str = "auto", device: str = "cpu") -> Checkpoint:
     """Open and check a model folder or .gguf file; weights are read later, tensor by tensor.
 
-    `dtype` is float32, bfloat16, float16 or auto: the stored one on an accelerator; on a CPU float32 unless it computes in bfloat16.
-    Raises CheckpointError.
+    `dtype` is float32, bfloat16, float16 or auto: the stored one on an accelerator; on a CPU float32 unless it computes
+    in bfloat16. Raises CheckpointError.
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise CheckpointError(str(path), "dtype", f"must be auto, {', '.join(DTYPES)}, not {dtype!r}")
@@ -68,7 +69,9 @@ def open_checkpoint(path: Path, dtype: str = "auto", device: str = "cpu") -> Che
         if path.suffix != ".gguf":
             raise CheckpointError(str(path), "", "is neither a folder nor a .gguf file")
         file = GgufFile(path)
-        return Checkpoint(path, path.stem, file.config, choose_dtype(dtype, device, torch.float32), file.eos_ids, file.bos_id, file)
+        return Checkpoint(
+            path, path.stem, file.config, choose_dtype(dtype, device, torch.float32), file.eos_ids, file.bos_id, file
+        )
     return _open_folder(path, dtype, device)
 
 
@@ -100,11 +103,14 @@ def _open_folder(path: Path, dtype: str, device: str) -> Checkpoint:
         raise CheckpointError(
             str(weights.file_of(HEAD)),
             HEAD,
-            f"differs from {EMBEDDING} although config.json says tie_word_embeddings: set that to false to use this head, or remove it",
+            f"differs from {EMBEDDING} although config.json says tie_word_embeddings: set that to false to use "
+            "this head, or remove it",
         )
     generation_path = path / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
-    eos = read_token_ids(raw, str(config_path), "eos_token_id") | read_token_ids(generation, str(generation_path), "eos_token_id")
+    eos = read_token_ids(raw, str(config_path), "eos_token_id") | read_token_ids(
+        generation, str(generation_path), "eos_token_id"
+    )
     bos = read_token_ids(raw, str(config_path), "bos_token_id")
     return Checkpoint(
         path=path,
@@ -145,7 +151,9 @@ class SafetensorsWeights:
             held = {shard: self._names_in(file) for shard, file in files.items()}
             for name, shard in listed.items():
                 if name not in held[shard]:
-                    raise CheckpointError(str(files[shard]), name, f"is missing from this shard, where {index.name} puts it")
+                    raise CheckpointError(
+                        str(files[shard]), name, f"is missing from this shard, where {index.name} puts it"
+                    )
             self._shards = {name: files[shard] for shard, names in held.items() for name in names}
         elif single.exists():
             self._shards = dict.fromkeys(self._names_in(single), single)
@@ -164,21 +172,30 @@ class SafetensorsWeights:
             raise CheckpointError(str(file), "", f"cannot be read as safetensors: {error}") from error
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
-        """Every tensor of `shapes` is there with that shape in a known format, and nothing else that would have a meaning."""
+        """Every tensor of `shapes` is there with that shape in a known format, and nothing else that would have a
+        meaning."""
         for name, shape in shapes.items():
             if name not in self._shards:
                 remedy = " (set tie_word_embeddings if the head is the embedding)" if name == HEAD else ""
-                raise CheckpointError(str(self._listing), name, f"is missing: the model needs this tensor of shape {list(shape)}{remedy}")
+                raise CheckpointError(
+                    str(self._listing), name, f"is missing: the model needs this tensor of shape {list(shape)}{remedy}"
+                )
             with safe_open(self._shards[name], framework="pt") as opened:
                 found = opened.get_slice(name)
                 stored, dtype = tuple(found.get_shape()), found.get_dtype()
             if stored != shape:
-                raise CheckpointError(str(self._shards[name]), name, f"has shape {list(stored)}, but config.json asks for {list(shape)}")
+                raise CheckpointError(
+                    str(self._shards[name]), name, f"has shape {list(stored)}, but config.json asks for {list(shape)}"
+                )
             if dtype not in _STORED:
-                raise CheckpointError(str(self._shards[name]), name, f"is stored as {dtype}: must be one of {', '.join(_STORED)}")
+                raise CheckpointError(
+                    str(self._shards[name]), name, f"is stored as {dtype}: must be one of {', '.join(_STORED)}"
+                )
         for name in sorted(self.names - set(shapes) - set(ignored)):
             if not name.endswith(_HARMLESS):
-                raise CheckpointError(str(self._shards[name]), name, "is read by no part of this model: config.json does not describe it")
+                raise CheckpointError(
+                    str(self._shards[name]), name, "is read by no part of this model: config.json does not describe it"
+                )
 
     def file_of(self, name: str) -> Path:
         """The file that holds a tensor."""
@@ -193,7 +210,9 @@ class SafetensorsWeights:
         """The tensor as it is stored."""
         try:
             with safe_open(self._shards[name], framework="pt") as opened:
-                tensor: torch.Tensor = opened.get_tensor(name).clone()  # it is mapped, and would follow what is written to the file
+                tensor: torch.Tensor = opened.get_tensor(
+                    name
+                ).clone()  # it is mapped, and would follow what is written to the file
         except (SafetensorError, OSError) as error:
             raise CheckpointError(str(self._shards[name]), name, f"cannot be read: {error}") from error
         return tensor

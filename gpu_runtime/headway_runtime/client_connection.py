@@ -1,6 +1,6 @@
-"""uvicorn's HTTP protocol, cured of its faults: it loses the body of a request that offers another protocol, tells only the newest of
-several requests that their client has left, keeps any amount of head, trailers and waiting requests, and lets a byte now and then of a
-body that nobody waits for keep a connection open."""
+"""uvicorn's HTTP protocol, cured of its faults: it loses the body of a request that offers another protocol, tells only
+the newest of several requests that their client has left, keeps any amount of head, trailers and waiting requests, and
+lets a byte now and then of a body that nobody waits for keep a connection open."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from headway_runtime.api import errors
 from headway_runtime.api.errors import ApiError
 
 HEAD_BYTES = 64 * 1024
-"""Of a head, of the trailers of a body, of an extension of a chunk: of whatever the parser keeps or skips until it makes sense."""
+"""Of a head, of the trailers of a body, of an extension of a chunk: of whatever the parser keeps or skips until it
+makes sense."""
 MOST_PIPELINED = 16
-"""Requests that may wait behind the one being answered while reading goes on, which is how a client's leaving is noticed."""
+"""Requests that may wait behind the one being answered while reading goes on, which is how a client's leaving is
+noticed."""
 MOST_UNANSWERED = 1000
 """Requests that may wait at all, since a single read can hold that many and more: a client that sends on is cut off."""
 
@@ -51,8 +53,8 @@ class ClientConnection(HttpToolsProtocol):
             self._cut_off(errors.head_too_large(HEAD_BYTES))
 
     def _cut_off(self, error: ApiError) -> None:
-        """Ends a connection that no request can be read from any more. Its client is told why, unless it would take that for the answer
-        to an earlier request."""
+        """Ends a connection that no request can be read from any more. Its client is told why, unless it would take
+        that for the answer to an earlier request."""
         current = self._current
         own_body = current is not None and current is self.cycle and current.more_body and not current.response_started
         if current is None or current.response_complete or own_body:
@@ -64,7 +66,8 @@ class ClientConnection(HttpToolsProtocol):
     def _feed(self, data: bytes) -> None:
         """An offer of another protocol may be passed over: then what follows the head is read for what it is.
 
-        The parser stops at such a head as if it had no body, so a fresh one takes over, which is given the framing of the same head.
+        The parser stops at such a head as if it had no body, so a fresh one takes over, which is given the framing of
+        the same head.
         """
         while True:
             try:

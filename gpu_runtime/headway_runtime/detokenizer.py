@@ -1,4 +1,5 @@
-"""Output tokens to text, one at a time: no character is ever split, and a token costs the same however long or broken the output is."""
+"""Output tokens to text, one at a time: no character is ever split, and a token costs the same however long or broken
+the output is."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ _Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class IncrementalDetokenizer:
-    """The text of one output. What `push` and `flush` return, joined, is what `Tokenizer.decode` returns for all tokens at once.
+    """The text of one output. What `push` and `flush` return, joined, is what `Tokenizer.decode` returns for all tokens
+    at once.
 
-    Bytes that may still become a character are held back, three at most; U+FFFD stands for bytes that no continuation can mend, and at the
-    end for a character that was cut off. Spaces stay as the tokens have them: nothing is cleaned up. `at_start`: the output begins a text
-    instead of going on with a prompt, so that a sentencepiece-style tokenizer's first space is dropped.
+    Bytes that may still become a character are held back, three at most; U+FFFD stands for bytes that no continuation
+    can mend, and at the end for a character that was cut off. Spaces stay as the tokens have them: nothing is cleaned
+    up. `at_start`: the output begins a text instead of going on with a prompt, so that a sentencepiece-style
+    tokenizer's first space is dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, at_start: bool = False) -> None:

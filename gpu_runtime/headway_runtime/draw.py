@@ -1,10 +1,12 @@
-"""Drawing one token per row from logits: inverse CDF in a fixed order, without ever sorting a whole vocabulary unless a row needs it.
+"""Drawing one token per row from logits: inverse CDF in a fixed order, without ever sorting a whole vocabulary unless a
+row needs it.
 
-Every function treats each row by itself, and none waits for the device. `shifted` is always (R, W) float32: logits minus their row's
-maximum, so 0 marks the most likely token, and W is the vocabulary padded with -inf to a multiple of `BLOCK`.
+Every function treats each row by itself, and none waits for the device. `shifted` is always (R, W) float32: logits
+minus their row's maximum, so 0 marks the most likely token, and W is the vocabulary padded with -inf to a multiple of
+`BLOCK`.
 
-Orders: a row without top-k and top-p runs through the vocabulary; the others run through their candidates, most likely first, the lower id
-first among equals. A row's order depends on its own parameters alone.
+Orders: a row without top-k and top-p runs through the vocabulary; the others run through their candidates, most likely
+first, the lower id first among equals. A row's order depends on its own parameters alone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from torch import Tensor
 BLOCK = 256
 """Widths are padded to this; also the block of the two-level inverse CDF."""
 CANDIDATES = 72
-"""Fetched at first for top-k and top-p: covers top-k 64 with room to see that the cut does not fall into a run of equal logits."""
+"""Fetched at first for top-k and top-p: covers top-k 64 with room to see that the cut does not fall into a run of equal
+logits."""
 _GROUP = 32
 
 
@@ -30,8 +33,8 @@ def padded(vocab_size: int) -> int:
 def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row, unordered: (R, W) → values (R, k), columns (R, k). Among equals at the end, any.
 
-    The k largest lie in the k groups of 32 with the largest maxima, and finding those is a reduction over the rows and a search in 1/32 of
-    the width: 2.4 times as fast as `topk` over 49,152 columns on one core.
+    The k largest lie in the k groups of 32 with the largest maxima, and finding those is a reduction over the rows and
+    a search in 1/32 of the width: 2.4 times as fast as `topk` over 49,152 columns on one core.
     """
     rows, width = values.shape
     groups = width // _GROUP
@@ -47,10 +50,12 @@ def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def ordered(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row from the largest value down, lower ids first among equals: two (R, K) tensors, sorted alike. Values are ≤ 0.
+    """Each row from the largest value down, lower ids first among equals: two (R, K) tensors, sorted alike. Values are
+    ≤ 0.
 
-    The bits of a float32 that is not positive, without the sign, grow as it falls: with the id below them they make one integer to sort.
-    On a CPU numpy sorts 49,152 of them in 0.5 ms, where a stable sort of floats with their indices takes torch 4.6 ms.
+    The bits of a float32 that is not positive, without the sign, grow as it falls: with the id below them they make one
+    integer to sort. On a CPU numpy sorts 49,152 of them in 0.5 ms, where a stable sort of floats with their indices
+    takes torch 4.6 ms.
     """
     magnitude = values.contiguous().view(torch.int32).bitwise_and(0x7FFFFFFF).long()
     keys = magnitude << 32 | ids
@@ -59,10 +64,12 @@ def ordered(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def reach(shifted: Tensor, weights: Tensor, total: Tensor, top_k: int, top_p: float, vocab_size: int) -> Tensor:
-    """Columns (n,) of one row, (W,) each, that hold all survivors of its top-k and top-p, mostly few more. Waits for the device.
+    """Columns (n,) of one row, (W,) each, that hold all survivors of its top-k and top-p, mostly few more. Waits for
+    the device.
 
-    Top-k: the k groups with the largest maxima hold k values of at least the least of these maxima. Top-p: tokens of less than
-    (1 - p) / V of the total have less than 1 - p of it all together, so the cut lies before them (halved here to be safe from rounding).
+    Top-k: the k groups with the largest maxima hold k values of at least the least of these maxima. Top-p: tokens of
+    less than (1 - p) / V of the total have less than 1 - p of it all together, so the cut lies before them (halved here
+    to be safe from rounding).
     """
     if top_k >= vocab_size:
         return (weights > 0.5 * (1.0 - top_p) / vocab_size * total).nonzero().squeeze(1)
@@ -73,13 +80,15 @@ def reach(shifted: Tensor, weights: Tensor, total: Tensor, top_k: int, top_p: fl
 
 
 def mass(weights: Tensor) -> Tensor:
-    """Cumulative sums of the blocks of each row: (R, W) float32 → (R, W / BLOCK) float64; the last column is the total."""
+    """Cumulative sums of the blocks of each row: (R, W) float32 → (R, W / BLOCK) float64; the last column is the
+    total."""
     rows, width = weights.shape
     return weights.view(rows, width // BLOCK, BLOCK).sum(-1).double().cumsum(1)
 
 
 def draw_from_all(weights: Tensor, cumulative: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse CDF through the whole row: weights (R, W), `mass` of them (R, W / BLOCK), uniform (R, 1) float64 in [0, 1) → ids (R,).
+    """Inverse CDF through the whole row: weights (R, W), `mass` of them (R, W / BLOCK), uniform (R, 1) float64 in [0,
+    1) → ids (R,).
 
     First the block, then the token in the block. A token of weight 0 is never drawn.
     """
@@ -89,10 +98,13 @@ def draw_from_all(weights: Tensor, cumulative: Tensor, uniform: Tensor) -> Tenso
     block = torch.minimum((cumulative <= target).sum(1, keepdim=True), (cumulative < total).sum(1, keepdim=True))
     before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp_(min=0)), 0.0)
     here = cumulative.gather(1, block) - before
-    inside = weights.view(rows, width // BLOCK, BLOCK).gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)  # (R, BLOCK)
+    inside = (
+        weights.view(rows, width // BLOCK, BLOCK).gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
+    )  # (R, BLOCK)
     running = inside.double().cumsum(1)
     total = running[:, -1:]
-    # The block's float32 sum and its float64 running sum differ in the last bits: carry the fraction over, and stop at the last weight.
+    # The block's float32 sum and its float64 running sum differ in the last bits: carry the fraction over, and stop at
+    # the last weight.
     target = ((target - before) / here).clamp_(min=0.0) * total
     column = torch.minimum((running <= target).sum(1, keepdim=True), (running < total).sum(1, keepdim=True))
     return (block * BLOCK + column).squeeze(1)
@@ -110,11 +122,13 @@ class Cut:
     uniform: Tensor
 
 
-def draw_from_top(values: Tensor, ids: Tensor, cut: Cut, total: Tensor | None, vocab_size: int) -> tuple[Tensor, Tensor]:
+def draw_from_top(
+    values: Tensor, ids: Tensor, cut: Cut, total: Tensor | None, vocab_size: int
+) -> tuple[Tensor, Tensor]:
     """Inverse CDF over the survivors of top-k, top-p and min-p among candidates that `ordered` returned, (R, K) each.
 
-    `total` is the (R, 1) weight of the whole vocabulary, needed by rows whose top-k is off. Returns ids (R,) and decided (R,) bool: False
-    where the candidates do not reach far enough to know the cut, and the id means nothing.
+    `total` is the (R, 1) weight of the whole vocabulary, needed by rows whose top-k is off. Returns ids (R,) and
+    decided (R,) bool: False where the candidates do not reach far enough to know the cut, and the id means nothing.
     """
     fetched = values.shape[1]
     weights = (values * cut.inverse_temperature.to(values.dtype)).exp_()

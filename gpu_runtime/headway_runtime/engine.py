@@ -1,6 +1,7 @@
 """The engine: one `step` is schedule, execute, account. It knows token ids and counts; no text, no sockets.
 
-Decisions are `headway_core.batching`'s, tensors are `ModelRunner`'s; here they meet: token histories, end tokens, limits, books.
+Decisions are `headway_core.batching`'s, tensors are `ModelRunner`'s; here they meet: token histories, end tokens,
+limits, books.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class Step:
 class Engine:
     """Sequences in, tokens out. Not thread-safe: one loop owns it.
 
-    `stretch` is called with a plan and the seconds that took so far, before the iteration is over; an emulated accelerator waits in it.
+    `stretch` is called with a plan and the seconds that took so far, before the iteration is over; an emulated
+    accelerator waits in it.
     """
 
     def __init__(
@@ -128,7 +130,8 @@ class Engine:
         return tuple(finished for seq_id in commands.cancel if (finished := self.cancel(seq_id, now)) is not None)
 
     def add(self, asked: AddSequence, now: float) -> None:
-        """Takes a sequence. Raises Unschedulable, or RequestError for parameters that this vocabulary does not allow."""
+        """Takes a sequence. Raises Unschedulable, or RequestError for parameters that this vocabulary does not
+        allow."""
         asked.params.check_vocabulary(self._runner.vocab_size)
         seq = Sequence(
             seq_id=asked.seq_id,
@@ -148,7 +151,8 @@ class Engine:
         self._live[asked.seq_id] = Live(seq, asked, tokens, len(asked.prompt), ending)
 
     def cancel(self, seq_id: int, now: float) -> Finished | None:
-        """Gives a sequence up, in whatever state it is; one that has ended already is passed over. None when it had no tokens yet."""
+        """Gives a sequence up, in whatever state it is; one that has ended already is passed over. None when it had no
+        tokens yet."""
         live = self._live.pop(seq_id, None)
         if live is None:
             return None
@@ -229,7 +233,9 @@ class Engine:
             else:
                 reasons[item.seq_id] = None
                 if self._prefix_caching and live.length % self._block_size == 0:
-                    extend_digests(live.seq.digests, live.tokens[: live.length].tolist(), self._block_size, live.asked.salt)
+                    extend_digests(
+                        live.seq.digests, live.tokens[: live.length].tolist(), self._block_size, live.asked.salt
+                    )
         return reasons
 
     def _tokens_out(self, sampled: list[Item], output: StepOutput) -> tuple[TokenOut, ...]:

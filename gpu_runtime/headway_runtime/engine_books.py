@@ -1,4 +1,5 @@
-"""What the engine knows about its own pace: rates, the recent mix of requests, and the snapshot that goes to the server.
+"""What the engine knows about its own pace: rates, the recent mix of requests, and the snapshot that goes to the
+server.
 
 Reads the scheduler and listens to finished steps; decides nothing.
 """
@@ -18,7 +19,8 @@ from headway_core.rates import EngineRates
 from headway_runtime.messages import EngineLoad
 
 MIX_SECONDS = 60.0
-"""How far back the mix looks: as far as a promise is judged by default. Until old requests are forgotten, knobs are wrong for new ones."""
+"""How far back the mix looks: as far as a promise is judged by default. Until old requests are forgotten, knobs are
+wrong for new ones."""
 _MAX_FINISHED = 2000
 
 
@@ -96,7 +98,8 @@ class EngineBooks:
         )
 
     def _expected_prefill_rate(self, load: Load, mix: Mix | None) -> float | None:
-        """C by the step-time model, for when no iteration filled its budget lately: a quiet minute must not make the door blind."""
+        """C by the step-time model, for when no iteration filled its budget lately: a quiet minute must not make the
+        door blind."""
         budget = self._scheduler.limits.prefill_token_budget
         held = round(load.running * mix.context_tokens) if mix is not None else 0
         seconds = self._model.predict(Shape(budget, budget * budget // 2, load.running, held, load.running + 1))
@@ -108,14 +111,16 @@ class EngineBooks:
             return None
         rows = self._scheduler.limits.max_num_seqs
         prefill = min(
-            self._scheduler.limits.prefill_token_budget, round(rows * (mix.prompt_tokens - mix.cached_tokens) / mix.output_tokens)
+            self._scheduler.limits.prefill_token_budget,
+            round(rows * (mix.prompt_tokens - mix.cached_tokens) / mix.output_tokens),
         )
         shape = Shape(prefill, round(prefill * mix.prompt_tokens / 2), rows, round(rows * mix.context_tokens), rows)
         seconds = self._model.predict(shape)
         return rows / (mix.output_tokens * seconds) if seconds else None
 
     def _longest_step(self) -> float | None:
-        """The heaviest iteration that the capacity allows: all rows decoding on a full pool beside a full budget at the end of a prompt."""
+        """The heaviest iteration that the capacity allows: all rows decoding on a full pool beside a full budget at the
+        end of a prompt."""
         rows, budget = self._capacity.max_num_seqs, self._capacity.prefill_token_budget
         context = self._capacity.total_blocks * self._capacity.block_size
         pairs = budget * max(budget, self._capacity.max_model_len)

@@ -1,7 +1,8 @@
-"""The server's side of the engine: starts the engine process, sends it commands, hands its reports to the requests they belong to.
+"""The server's side of the engine: starts the engine process, sends it commands, hands its reports to the requests they
+belong to.
 
-All methods run on the server's event loop. Commands of one turn of the loop go out as one message. When the engine process ends, for
-whatever reason, every request in flight is told, and `died` is set.
+All methods run on the server's event loop. Commands of one turn of the loop go out as one message. When the engine
+process ends, for whatever reason, every request in flight is told, and `died` is set.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from headway_runtime.settings import EngineSettings
 
 STALL_FACTOR = 10.0
 STALL_FLOOR = 10.0
-"""Seconds without a finished step, with work to do, that are never called a stall: a page fault or a busy machine is none."""
+"""Seconds without a finished step, with work to do, that are never called a stall: a page fault or a busy machine is
+none."""
 _EXIT_SECONDS = 5.0
 
 log = logging.getLogger("headway.runtime")
 
 
 def engine_environment(threads: int) -> dict[str, str]:
-    """What an engine process finds in its environment besides its parent's: `threads` of the CPU, and huge pages for torch's tensors."""
+    """What an engine process finds in its environment besides its parent's: `threads` of the CPU, and huge pages for
+    torch's tensors."""
     return {"OMP_NUM_THREADS": str(threads), "THP_MEM_ALLOC_ENABLE": "1"}
 
 
@@ -62,7 +65,8 @@ class Unconfirmed:
 
 
 class EngineClient:
-    """One engine process. `on_report` sees every report after its tokens were handed out; `on_progress` hears how the start goes."""
+    """One engine process. `on_report` sees every report after its tokens were handed out; `on_progress` hears how the
+    start goes."""
 
     def __init__(
         self,
@@ -163,7 +167,8 @@ class EngineClient:
         return waited if waited > limit else None
 
     async def stop(self) -> int:
-        """Closes the link, which ends the process, and kills it when it does not go. Returns its exit status, 128 + signal when killed."""
+        """Closes the link, which ends the process, and kills it when it does not go. Returns its exit status, 128 +
+        signal when killed."""
         if self._reader_task is not None:
             self._reader_task.cancel()
         if self._writer is not None:

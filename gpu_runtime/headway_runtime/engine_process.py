@@ -1,7 +1,8 @@
 """The engine process: opens the model, measures it, then steps for as long as the server's end of the link is open.
 
-Started as ``python -m headway_runtime.engine_process FD`` with one end of a socket pair. It ignores SIGINT and SIGTERM, which a terminal or
-a container sends to the whole group: the server decides when it is over, and closing the link is how it says so.
+Started as ``python -m headway_runtime.engine_process FD`` with one end of a socket pair. It ignores SIGINT and SIGTERM,
+which a terminal or a container sends to the whole group: the server decides when it is over, and closing the link is
+how it says so.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _SPINS_ALLOWED = 1000
 
 
 class EngineLoop:
-    """An engine with its books, its model's clock and its log; built from settings, run on a link. `tell` hears how the building goes."""
+    """An engine with its books, its model's clock and its log; built from settings, run on a link. `tell` hears how the
+    building goes."""
 
     def __init__(self, settings: EngineSettings, eos_ids: list[int], tell: Callable[[str], None]) -> None:
         began = time.monotonic()
@@ -67,7 +69,10 @@ class EngineLoop:
             threads=settings.threads,
             eos_ids=eos_ids,
         )
-        tell(f"loaded in {time.monotonic() - began:.1f} s; {num_blocks} KV blocks hold {num_blocks * settings.block_size} tokens")
+        tell(
+            f"loaded in {time.monotonic() - began:.1f} s; {num_blocks} KV blocks hold "
+            f"{num_blocks * settings.block_size} tokens"
+        )
         tell(f"layout of the matrices: {runner.layouts}")
         if settings.device == "cpu" and checkpoint.dtype == torch.float32 and isinstance(reason := kernels(), str):
             tell(f"serving without our own kernels, which is slower: {reason}")
@@ -101,7 +106,9 @@ class EngineLoop:
 
     def ready(self) -> Ready:
         """What the server needs to know."""
-        return Ready(self.capacity, self._runner.vocab_size, tuple(sorted(self._runner.eos_ids)), self._runner.kv_bytes_per_token)
+        return Ready(
+            self.capacity, self._runner.vocab_size, tuple(sorted(self._runner.eos_ids)), self._runner.kv_bytes_per_token
+        )
 
     def run(self, link: EngineEnd) -> None:
         """Steps until the link closes; then LinkClosed is raised."""
@@ -173,18 +180,27 @@ def _sizes(settings: EngineSettings, checkpoint: Checkpoint) -> tuple[int, int]:
     pool_tokens = num_blocks * settings.block_size
     if settings.max_model_len is not None and settings.max_model_len > pool_tokens:
         raise SettingsError(
-            f"the KV pool holds {pool_tokens} tokens, {settings.max_model_len} is more: raise --kv-memory or --num-blocks",
+            f"the KV pool holds {pool_tokens} tokens, {settings.max_model_len} is more: raise --kv-memory or "
+            "--num-blocks",
             "--max-model-len",
         )
     if pool_tokens < 2:
-        raise SettingsError(f"the KV pool would hold {pool_tokens} tokens: raise --kv-memory or --num-blocks", "--num-blocks")
+        raise SettingsError(
+            f"the KV pool would hold {pool_tokens} tokens: raise --kv-memory or --num-blocks", "--num-blocks"
+        )
     return min(wanted_len, pool_tokens), num_blocks
 
 
 def _calibrate(
-    settings: EngineSettings, runner: ModelRunner, model: StepTimeModel, num_blocks: int, max_model_len: int, tell: Callable[[str], None]
+    settings: EngineSettings,
+    runner: ModelRunner,
+    model: StepTimeModel,
+    num_blocks: int,
+    max_model_len: int,
+    tell: Callable[[str], None],
 ) -> int:
-    """Teaches `model` how long iterations take and returns the prefill budget, the given one or one that keeps them short."""
+    """Teaches `model` how long iterations take and returns the prefill budget, the given one or one that keeps them
+    short."""
     given = settings.prefill_token_budget
     if not settings.calibrate and given is not None:
         return given
@@ -208,7 +224,9 @@ def _calibrate(
     calibration.run(model, guess, progress)
     budget = given
     if budget is None:
-        fitting = model.largest_prefill(LONGEST_ITERATION, settings.max_num_seqs // 2, settings.max_num_seqs * 128, at_most=guess)
+        fitting = model.largest_prefill(
+            LONGEST_ITERATION, settings.max_num_seqs // 2, settings.max_num_seqs * 128, at_most=guess
+        )
         budget = max(min(LEAST_BUDGET, guess), (fitting or 0) // 16 * 16)
     tell(f"measured in {time.monotonic() - began:.1f} s; prefill token budget {budget}")
     return budget
@@ -225,7 +243,8 @@ def _policy(name: str, model: StepTimeModel) -> Policy:
 
 
 def _end_with_server(link: socket.socket) -> None:
-    """Waits until the server's end of the link is closed and ends this process: loading and measuring take long and read no messages."""
+    """Waits until the server's end of the link is closed and ends this process: loading and measuring take long and
+    read no messages."""
     poll = select.poll()
     poll.register(link, 0)  # A hang-up is reported whatever is asked for.
     poll.poll()
@@ -233,7 +252,8 @@ def _end_with_server(link: socket.socket) -> None:
 
 
 def main() -> int:
-    """Runs the process; the exit status is 0 when the link closed, 2 when the model or the settings cannot be served."""
+    """Runs the process; the exit status is 0 when the link closed, 2 when the model or the settings cannot be
+    served."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     server = socket.socket(fileno=int(sys.argv[1]))

@@ -1,4 +1,5 @@
-"""One iteration's tokens in one flat batch: decoding rows first, shortest first, then the prefill chunks. Host arrays only, no tensors."""
+"""One iteration's tokens in one flat batch: decoding rows first, shortest first, then the prefill chunks. Host arrays
+only, no tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """`decode_rows[i]` computes its token at `decode_positions[i]`; it stands at place i of the batch. Ascending positions."""
+    """`decode_rows[i]` computes its token at `decode_positions[i]`; it stands at place i of the batch. Ascending
+    positions."""
 
     decode_rows: NDArray[np.int64]
     decode_positions: NDArray[np.int64]
@@ -40,8 +42,11 @@ class FlatBatch:
 
 
 def flatten(items: Sequence[Item]) -> FlatBatch:
-    """Lay an iteration's items out. A one-token chunk is a decode, whatever it is a part of: the arithmetic is the same."""
-    singles = sorted((index for index, item in enumerate(items) if item.count == 1), key=lambda index: items[index].start)
+    """Lay an iteration's items out. A one-token chunk is a decode, whatever it is a part of: the arithmetic is the
+    same."""
+    singles = sorted(
+        (index for index, item in enumerate(items) if item.count == 1), key=lambda index: items[index].start
+    )
     longer = [index for index, item in enumerate(items) if item.count > 1]
     decode_rows = np.array([items[index].row for index in singles], dtype=np.int64)
     decode_positions = np.array([items[index].start for index in singles], dtype=np.int64)

@@ -1,6 +1,7 @@
 """One request while the engine works on it: its choices, and why it ended when it did not end well.
 
-Lives on the server's event loop, which is the only one to touch it. Knows no HTTP beyond the error that its client is to be told.
+Lives on the server's event loop, which is the only one to touch it. Knows no HTTP beyond the error that its client is
+to be told.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from headway_runtime.text_stream import TextStream
 
 
 class Generation:
-    """`choices` of one request. Whoever answers waits for `changed`, takes pieces from the choices, and looks at `failure` and `gone`."""
+    """`choices` of one request. Whoever answers waits for `changed`, takes pieces from the choices, and looks at
+    `failure` and `gone`."""
 
     def __init__(self, prompt_tokens: int, arrival: float, metrics: RuntimeMetrics, class_label: str) -> None:
         self.choices: list[Choice] = []
@@ -83,12 +85,19 @@ class Generation:
 class Choice:
     """One of a request's completions: it listens to one sequence of the engine and turns its tokens into text.
 
-    `leads`: of the choices that share a prompt, the one whose cached tokens count, since the prompt counts once. `give_up` is called with
-    the sequence's number when a stop string has ended the text and the engine goes on.
+    `leads`: of the choices that share a prompt, the one whose cached tokens count, since the prompt counts once.
+    `give_up` is called with the sequence's number when a stop string has ended the text and the engine goes on.
     """
 
     def __init__(
-        self, generation: Generation, seq_id: int, index: int, text: TextStream, *, leads: bool, give_up: Callable[[int], None]
+        self,
+        generation: Generation,
+        seq_id: int,
+        index: int,
+        text: TextStream,
+        *,
+        leads: bool,
+        give_up: Callable[[int], None],
     ) -> None:
         self.seq_id = seq_id
         self.index = index
@@ -110,7 +119,8 @@ class Choice:
         return self._text.finish is not None
 
     def token(self, out: TokenOut, hidden: bool) -> None:
-        """A token from the engine. One that comes after a stop string is neither text nor counted: the engine just does not know yet."""
+        """A token from the engine. One that comes after a stop string is neither text nor counted: the engine just does
+        not know yet."""
         if self.finished:
             return
         now = time.monotonic()

@@ -1,7 +1,8 @@
-"""A model in one GGUF file: config from its metadata, weights dequantised by the `gguf` package, names and row order as elsewhere.
+"""A model in one GGUF file: config from its metadata, weights dequantised by the `gguf` package, names and row order as
+elsewhere.
 
-Only the architecture `llama`. Its files hold the rows of Q and K so that rotated pairs are neighbours; here dimension i pairs with
-i + head_dim / 2, so the rows are put back. No tokenizer is built here.
+Only the architecture `llama`. Its files hold the rows of Q and K so that rotated pairs are neighbours; here dimension i
+pairs with i + head_dim / 2, so the rows are put back. No tokenizer is built here.
 """
 
 from __future__ import annotations
@@ -38,11 +39,15 @@ def _read_config(metadata: dict[str, Any], path: str, tensors: dict[str, ReaderT
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
         raise CheckpointError(
-            path, "general.architecture", f"must be llama, not {architecture!r}: use a safetensors folder for other families"
+            path,
+            "general.architecture",
+            f"must be llama, not {architecture!r}: use a safetensors folder for other families",
         )
     for key in _REFUSED:
         if metadata.get(f"llama.{key}"):
-            raise CheckpointError(path, f"llama.{key}", f"is not supported in GGUF, and is {metadata[f'llama.{key}']!r}")
+            raise CheckpointError(
+                path, f"llama.{key}", f"is not supported in GGUF, and is {metadata[f'llama.{key}']!r}"
+            )
 
     def count(key: str, default: int | None = None) -> int:
         value = metadata.get(f"llama.{key}", default)
@@ -54,7 +59,9 @@ def _read_config(metadata: dict[str, Any], path: str, tensors: dict[str, ReaderT
     head_dim = count("attention.key_length", hidden // heads)
     if count("attention.value_length", head_dim) != head_dim or count("rope.dimension_count", head_dim) != head_dim:
         raise CheckpointError(
-            path, "llama.rope.dimension_count", f"keys, values and rotation must all span {head_dim} dimensions of a head"
+            path,
+            "llama.rope.dimension_count",
+            f"keys, values and rotation must all span {head_dim} dimensions of a head",
         )
     declared = count("context_length")
     rope = _read_rope(metadata, path, declared)
@@ -84,7 +91,9 @@ def _read_rope(metadata: dict[str, Any], path: str, declared: int) -> Rope:
         "factor": metadata.get("llama.rope.scaling.factor"),
         "original_max_position_embeddings": metadata.get("llama.rope.scaling.original_context_length", declared),
     }
-    return read_rope({"rope_scaling": scaling, "rope_theta": metadata.get("llama.rope.freq_base", 10000.0)}, path, declared)
+    return read_rope(
+        {"rope_scaling": scaling, "rope_theta": metadata.get("llama.rope.freq_base", 10000.0)}, path, declared
+    )
 
 
 def _public_name(name: str) -> str:
@@ -110,7 +119,9 @@ class GgufFile:
         self._path = path
         self._tensors = {_public_name(tensor.name): tensor for tensor in reader.tensors}
         self.config = _read_config(metadata, str(path), self._tensors)
-        ids = {key: read_token_ids(metadata, str(path), f"tokenizer.ggml.{key}_token_id") for key in ("bos", "eos", "eot")}
+        ids = {
+            key: read_token_ids(metadata, str(path), f"tokenizer.ggml.{key}_token_id") for key in ("bos", "eos", "eot")
+        }
         self.eos_ids = ids["eos"] | ids["eot"]
         self.bos_id = min(ids["bos"]) if ids["bos"] else None
         self._check(self.config.tensor_shapes())
@@ -118,20 +129,32 @@ class GgufFile:
     def _check(self, shapes: dict[str, tuple[int, ...]]) -> None:
         for name, shape in shapes.items():
             if name not in self._tensors:
-                raise CheckpointError(str(self._path), name, f"is missing: the model needs this tensor of shape {list(shape)}")
-            stored = tuple(int(size) for size in reversed(self._tensors[name].shape))  # GGUF names the fastest dimension first
+                raise CheckpointError(
+                    str(self._path), name, f"is missing: the model needs this tensor of shape {list(shape)}"
+                )
+            stored = tuple(
+                int(size) for size in reversed(self._tensors[name].shape)
+            )  # GGUF names the fastest dimension first
             if stored != shape:
-                raise CheckpointError(str(self._path), name, f"has shape {list(stored)}, but the metadata asks for {list(shape)}")
+                raise CheckpointError(
+                    str(self._path), name, f"has shape {list(stored)}, but the metadata asks for {list(shape)}"
+                )
         for name in sorted(set(self._tensors) - set(shapes)):
-            raise CheckpointError(str(self._path), name, "is read by no part of this model: its metadata does not describe it")
+            raise CheckpointError(
+                str(self._path), name, "is read by no part of this model: its metadata does not describe it"
+            )
 
     def load(self, name: str) -> torch.Tensor:
         """The tensor in float32, Q and K rows in the order that `models.rope` rotates."""
         found = self._tensors[name]
         try:
-            values = torch.from_numpy(np.array(dequantize(found.data, found.tensor_type)))  # a copy: the file is mapped read-only
+            values = torch.from_numpy(
+                np.array(dequantize(found.data, found.tensor_type))
+            )  # a copy: the file is mapped read-only
         except NotImplementedError as error:
-            raise CheckpointError(str(self._path), name, f"is stored as {found.tensor_type.name}, which cannot be dequantised") from error
+            raise CheckpointError(
+                str(self._path), name, f"is stored as {found.tensor_type.name}, which cannot be dequantised"
+            ) from error
         if ".q_proj." in name or ".k_proj." in name:
             values = _unpermute(values, self.config.head_dim)
         return values

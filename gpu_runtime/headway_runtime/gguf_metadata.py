@@ -1,7 +1,7 @@
 """The key-value pairs at the head of a GGUF file, and nothing behind them.
 
-The `gguf` package reads them too, but makes several arrays for each of 100,000 tokens and merges: 2.8 s of processor time for the default
-model, where this takes 0.1 s. Format: ggml's docs/gguf.md, versions 2 and 3, little-endian.
+The `gguf` package reads them too, but makes several arrays for each of 100,000 tokens and merges: 2.8 s of processor
+time for the default model, where this takes 0.1 s. Format: ggml's docs/gguf.md, versions 2 and 3, little-endian.
 """
 
 from __future__ import annotations
@@ -14,7 +14,19 @@ from typing import Any
 import numpy as np
 from headway_core.errors import CheckpointError
 
-_SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+_SCALARS = {
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "?",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
 _STRING, _ARRAY = 8, 9
 
 

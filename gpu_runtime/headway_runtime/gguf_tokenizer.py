@@ -1,7 +1,9 @@
-"""The tokenizer inside a GGUF file: tokens, types and merges from its metadata, the pre-tokenizer from a table by its name.
+"""The tokenizer inside a GGUF file: tokens, types and merges from its metadata, the pre-tokenizer from a table by its
+name.
 
-llama.cpp's rules are the reference for the ids: `tokenizer.ggml.pre` names a set of regular expressions that only its source defines. A
-name that is not in the table here is refused, since any other split would give other ids without a word.
+llama.cpp's rules are the reference for the ids: `tokenizer.ggml.pre` names a set of regular expressions that only its
+source defines. A name that is not in the table here is refused, since any other split would give other ids without a
+word.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from headway_runtime.gguf_metadata import read_metadata
 from headway_runtime.tokenizer_source import TokenizerSource
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-"""Values of tokenizer.ggml.token_type that stand for whole tokens in text: the first two are special, user-defined ones are not."""
+"""Values of tokenizer.ggml.token_type that stand for whole tokens in text: the first two are special, user-defined ones
+are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,15 @@ def _sequence(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 _LLAMA_3 = (
-    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA_RULES = Rules(
-    _sequence({"type": "Split", "pattern": {"Regex": _LLAMA_3}, "behavior": "Isolated", "invert": False}, _byte_level(split=False)),
+    _sequence(
+        {"type": "Split", "pattern": {"Regex": _LLAMA_3}, "behavior": "Isolated", "invert": False},
+        _byte_level(split=False),
+    ),
     whole_words_first=True,
     add_bos=True,
 )
@@ -67,9 +74,14 @@ def read_gguf(path: Path) -> TokenizerSource:
 
     model, pre = value("tokenizer.ggml.model"), value("tokenizer.ggml.pre")
     if model != "gpt2":
-        raise refuse("model", f"must be gpt2, not {model!r}: use a safetensors folder with a tokenizer.json for other tokenizers")
+        raise refuse(
+            "model", f"must be gpt2, not {model!r}: use a safetensors folder with a tokenizer.json for other tokenizers"
+        )
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
-        raise refuse("pre", f"must be one of {', '.join(PRE_TOKENIZERS)}, not {pre!r}: how that one splits text is not known here")
+        raise refuse(
+            "pre",
+            f"must be one of {', '.join(PRE_TOKENIZERS)}, not {pre!r}: how that one splits text is not known here",
+        )
     rules = PRE_TOKENIZERS[pre]
     tokens, types, merges = (value(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type", "merges"))
     if not isinstance(tokens, list) or not tokens or len(set(tokens)) != len(tokens):

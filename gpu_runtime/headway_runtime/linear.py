@@ -1,9 +1,10 @@
-"""Matrix products with weights that never change, in the layout that is fastest on this processor for the number of rows at hand.
+"""Matrix products with weights that never change, in the layout that is fastest on this processor for the number of
+rows at hand.
 
-Three layouts are known: the ordinary one, oneDNN's blocked one, which is reached through two private operators of torch, and our own
-(`kernels/matrix_product.c`, float32), which needs a C compiler. Each is tried at start, compared with the ordinary product, and done
-without where it is missing or wrong. Which one serves few rows and which one many is measured, on the model's own weights. No model is
-known here.
+Three layouts are known: the ordinary one, oneDNN's blocked one, which is reached through two private operators of
+torch, and our own (`kernels/matrix_product.c`, float32), which needs a C compiler. Each is tried at start, compared
+with the ordinary product, and done without where it is missing or wrong. Which one serves few rows and which one many
+is measured, on the model's own weights. No model is known here.
 """
 
 from __future__ import annotations
@@ -132,7 +133,9 @@ def _compiled(kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None)
         x = x.contiguous()
         y = x.new_empty((len(x), outputs))
         places = x.data_ptr(), packed.data_ptr(), start.data_ptr(), y.data_ptr()
-        kernels.product(places[0], len(x), inputs, places[1], places[2], outputs, places[3], depth, torch.get_num_threads())
+        kernels.product(
+            places[0], len(x), inputs, places[1], places[2], outputs, places[3], depth, torch.get_num_threads()
+        )
         return y
 
     return product

@@ -1,9 +1,9 @@
 """The wire between the server process and the engine process: length-prefixed msgpack maps over a local stream socket.
 
-Both ends send at most one message a step. Neither ever waits for the other while it has work: the engine's end (`EngineEnd`) buffers what
-the socket does not take at once and declares the server dead when that grows past a bound; the server's end (`read_messages`, `frame`) is
-asyncio's.
-What a message says is in `headway_runtime.messages`; nothing here knows.
+Both ends send at most one message a step. Neither ever waits for the other while it has work: the engine's end
+(`EngineEnd`) buffers what the socket does not take at once and declares the server dead when that grows past a bound;
+the server's end (`read_messages`, `frame`) is asyncio's. What a message says is in `headway_runtime.messages`; nothing
+here knows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import msgpack  # type: ignore[import-untyped]  # ships no type information
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """A longer frame can only come from a broken stream; the reader gives up instead of allocating it."""
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
-"""Output that the server may leave unread. A step writes some kilobytes, so reaching this takes minutes of a server that reads nothing."""
+"""Output that the server may leave unread. A step writes some kilobytes, so reaching this takes minutes of a server
+that reads nothing."""
 
 _PREFIX = 4
 _READ_BYTES = 1 << 18
@@ -49,7 +50,10 @@ class Unframer:
         while len(self._buffer) - at >= _PREFIX:
             length = int.from_bytes(self._buffer[at : at + _PREFIX], "big")
             if length > MAX_MESSAGE_BYTES:
-                raise LinkClosed(f"a message of {length} bytes was announced and {MAX_MESSAGE_BYTES} is the most: the stream is broken")
+                raise LinkClosed(
+                    f"a message of {length} bytes was announced and {MAX_MESSAGE_BYTES} is the most: the stream "
+                    "is broken"
+                )
             if len(self._buffer) - at - _PREFIX < length:
                 break
             at += _PREFIX
@@ -79,7 +83,8 @@ class EngineEnd:
         self._max_unsent = max_unsent
 
     def drain(self, wait: bool) -> list[dict[str, Any]]:
-        """Messages that have arrived; with `wait`, at least one is waited for (and pending output is flushed meanwhile).
+        """Messages that have arrived; with `wait`, at least one is waited for (and pending output is flushed
+        meanwhile).
 
         Raises LinkClosed when the server's end is closed.
         """

@@ -1,4 +1,5 @@
-"""The replica's load report and the hint that rides on every response: the engine's books plus what is on its way to them.
+"""The replica's load report and the hint that rides on every response: the engine's books plus what is on its way to
+them.
 
 Builds documents from what it is shown; does no I/O and keeps no history beyond its sequence number.
 """
@@ -35,7 +36,9 @@ class LoadReports:
     def saw_dispatch(self, gateway: str, number: int) -> None:
         """A request with this dispatch number has arrived: from now on it is part of what reports show, or is over."""
         highest = max(number, self._dispatched.pop(gateway, 0))
-        self._dispatched[gateway] = highest  # Taken out and put in again: the last in use is the last in the dictionary.
+        self._dispatched[gateway] = (
+            highest  # Taken out and put in again: the last in use is the last in the dictionary.
+        )
         while len(self._dispatched) > MAX_GATEWAYS:
             del self._dispatched[next(iter(self._dispatched))]
 
@@ -108,7 +111,9 @@ class LoadReports:
             waiting=load.waiting + sum(one.sequences for one in waiting),
             free_slots=load.free_slots,
             free_blocks=load.free_blocks,
-            remaining_prefill_tokens={one.priority: one.remaining_prefill_tokens for one in _with_unconfirmed(load.classes, waiting)},
+            remaining_prefill_tokens={
+                one.priority: one.remaining_prefill_tokens for one in _with_unconfirmed(load.classes, waiting)
+            },
             dispatched=dict(self._dispatched),
             prefill_rate=load.prefill_rate,
             completion_rate=load.completion_rate,

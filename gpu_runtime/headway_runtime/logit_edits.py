@@ -1,7 +1,7 @@
 """What rows change in their own logits before sampling: penalties, bias, and end tokens held back until `min_tokens`.
 
-The state of a row is sparse: the ids it has seen, each once. Only a row with penalties also holds one int32 count per vocabulary entry
-(192 KiB at 49,152 entries), on the host; it goes with the row.
+The state of a row is sparse: the ids it has seen, each once. Only a row with penalties also holds one int32 count per
+vocabulary entry (192 KiB at 49,152 entries), on the host; it goes with the row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ class RowEdits:
     """One row's edits: fixed bias and held-back ids, and the tokens seen so far if it has penalties."""
 
     def __init__(
-        self, params: SamplingParams, vocab_size: int, ending_ids: Collection[int], prompt: NDArray[np.int32], output: NDArray[np.int32]
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        ending_ids: Collection[int],
+        prompt: NDArray[np.int32],
+        output: NDArray[np.int32],
     ) -> None:
         self.params = params
         self.bias_ids = np.array([token for token, _ in params.logit_bias], dtype=np.int64)
@@ -72,10 +77,12 @@ class RowEdits:
 
 
 def apply(logits: Tensor, edits: Sequence[RowEdits | None]) -> None:
-    """Changes logits (R, V) in place, row i as edits[i] says: penalties on the model's logits, then bias, then -inf for held-back ids.
+    """Changes logits (R, V) in place, row i as edits[i] says: penalties on the model's logits, then bias, then -inf for
+    held-back ids.
 
-    Repetition: x / r for x > 0, else x · r (Keskar et al.: CTRL, 2019). Presence and frequency: x - presence · [c > 0] - frequency · c,
-    for c occurrences in the output. One scatter per kind for all rows; the tables go over in pinned memory on CUDA.
+    Repetition: x / r for x > 0, else x · r (Keskar et al.: CTRL, 2019). Presence and frequency: x - presence · [c > 0]
+    - frequency · c, for c occurrences in the output. One scatter per kind for all rows; the tables go over in pinned
+    memory on CUDA.
     """
     vocab_size = logits.shape[1]
     flat = logits.view(-1)

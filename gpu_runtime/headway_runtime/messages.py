@@ -1,7 +1,8 @@
-"""What server and engine process say to each other, as dataclasses and as the plain maps that `headway_runtime.link` carries.
+"""What server and engine process say to each other, as dataclasses and as the plain maps that `headway_runtime.link`
+carries.
 
-The server sends `Commands`; the engine sends `Ready` once and then a `StepReport` after each iteration (and one whenever it applied
-commands without one). Token ids travel as int32 bytes. No text, no HTTP, no tensors.
+The server sends `Commands`; the engine sends `Ready` once and then a `StepReport` after each iteration (and one
+whenever it applied commands without one). Token ids travel as int32 bytes. No text, no HTTP, no tensors.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class AddSequence:
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Everything that the server wants since its last message; `number` counts messages and comes back in `StepReport.applied`."""
+    """Everything that the server wants since its last message; `number` counts messages and comes back in
+    `StepReport.applied`."""
 
     number: int
     add: tuple[AddSequence, ...] = ()
@@ -87,7 +89,15 @@ class Commands:
             number=data["number"],
             add=tuple(
                 AddSequence(
-                    seq_id, priority, arrival, group, salt, np.frombuffer(prompt, "<i4"), max_tokens, SamplingParams(**params), *targets
+                    seq_id,
+                    priority,
+                    arrival,
+                    group,
+                    salt,
+                    np.frombuffer(prompt, "<i4"),
+                    max_tokens,
+                    SamplingParams(**params),
+                    *targets,
                 )
                 for seq_id, priority, arrival, group, salt, prompt, max_tokens, params, *targets in data["add"]
             ),
@@ -221,7 +231,11 @@ class StepReport:
             "seqs": np.array([one.seq_id for one in self.tokens], dtype="<i8").tobytes(),
             "ids": np.array([one.token for one in self.tokens], dtype="<i4").tobytes(),
             "cached": [(at, one.cached) for at, one in enumerate(self.tokens) if one.cached is not None],
-            "logprobs": [(at, one.logprobs.logprob, one.logprobs.top) for at, one in enumerate(self.tokens) if one.logprobs is not None],
+            "logprobs": [
+                (at, one.logprobs.logprob, one.logprobs.top)
+                for at, one in enumerate(self.tokens)
+                if one.logprobs is not None
+            ],
             "ended": [(one.seq_id, one.reason.value, one.message) for one in self.ended],
             "elapsed": self.elapsed,
             "predicted": self.predicted,
@@ -234,11 +248,15 @@ class StepReport:
         seqs = np.frombuffer(data["seqs"], "<i8").tolist()
         ids = np.frombuffer(data["ids"], "<i4").tolist()
         cached = dict(data["cached"])
-        logprobs = {at: TokenLogprobs(logprob, tuple((token, value) for token, value in top)) for at, logprob, top in data["logprobs"]}
+        logprobs = {
+            at: TokenLogprobs(logprob, tuple((token, value) for token, value in top))
+            for at, logprob, top in data["logprobs"]
+        }
         return cls(
             applied=data["applied"],
             tokens=tuple(
-                TokenOut(seq_id, token, cached.get(at), logprobs.get(at)) for at, (seq_id, token) in enumerate(zip(seqs, ids, strict=True))
+                TokenOut(seq_id, token, cached.get(at), logprobs.get(at))
+                for at, (seq_id, token) in enumerate(zip(seqs, ids, strict=True))
             ),
             ended=tuple(Ended(seq_id, EndReason(reason), message) for seq_id, reason, message in data["ended"]),
             elapsed=data["elapsed"],

@@ -1,4 +1,5 @@
-"""What Prometheus sees of a replica. Every label takes its values from a closed set; nothing that a client sends becomes one."""
+"""What Prometheus sees of a replica. Every label takes its values from a closed set; nothing that a client sends
+becomes one."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def _buckets(low: float, high: float, growth: float) -> tuple[float, ...]:
 
 
 SECONDS_BUCKETS = _buckets(_FAST, _SLOW, _GROWTH)
-"""From a millisecond to beyond any time-out, each 15% wider than the last: a quantile is known to within 7%, whatever the target."""
+"""From a millisecond to beyond any time-out, each 15% wider than the last: a quantile is known to within 7%, whatever
+the target."""
 STEP_BUCKETS = _buckets(0.0005, 60.0, 1.3)
 ERROR_BUCKETS = _buckets(0.01, 10.0, 1.3)
 
@@ -49,7 +51,9 @@ class RuntimeMetrics:
             buckets=SECONDS_BUCKETS,
             registry=self.registry,
         )
-        self._step = Histogram(Metric.STEP_SECONDS, "Seconds that an iteration took.", buckets=STEP_BUCKETS, registry=self.registry)
+        self._step = Histogram(
+            Metric.STEP_SECONDS, "Seconds that an iteration took.", buckets=STEP_BUCKETS, registry=self.registry
+        )
         self._step_error = Histogram(
             Metric.STEP_ERROR,
             "Relative error of an iteration's predicted length, one step ahead.",
@@ -59,14 +63,25 @@ class RuntimeMetrics:
         self._running = Gauge(Metric.RUNNING, "Sequences that hold a slot.", registry=self.registry)
         self._waiting = Gauge(Metric.WAITING, "Sequences that wait for a slot or for blocks.", registry=self.registry)
         self._blocks = Gauge(Metric.BLOCKS, "KV blocks by state.", ["state"], registry=self.registry)
-        self._preemptions = Counter(Metric.PREEMPTIONS, "Evictions of running sequences.", ["kind", "cause"], registry=self.registry)
-        self._prompt = Counter(Metric.PROMPT_TOKENS, "Prompt tokens by where they came from.", ["source"], registry=self.registry)
+        self._preemptions = Counter(
+            Metric.PREEMPTIONS, "Evictions of running sequences.", ["kind", "cause"], registry=self.registry
+        )
+        self._prompt = Counter(
+            Metric.PROMPT_TOKENS, "Prompt tokens by where they came from.", ["source"], registry=self.registry
+        )
         self._output = Counter(Metric.OUTPUT_TOKENS, "Tokens generated.", registry=self.registry)
         self._revision = Gauge(
-            Metric.POLICY_REVISION, "Revision of the policy in force; 0 before the first.", ["pool"], registry=self.registry
+            Metric.POLICY_REVISION,
+            "Revision of the policy in force; 0 before the first.",
+            ["pool"],
+            registry=self.registry,
         )
-        self._policy_age = Gauge(Metric.POLICY_AGE, "Seconds since a good policy was last read.", ["pool"], registry=self.registry)
-        self._emulated = Gauge(Metric.EMULATED, "1 when iterations are stretched to emulate an accelerator.", registry=self.registry)
+        self._policy_age = Gauge(
+            Metric.POLICY_AGE, "Seconds since a good policy was last read.", ["pool"], registry=self.registry
+        )
+        self._emulated = Gauge(
+            Metric.EMULATED, "1 when iterations are stretched to emulate an accelerator.", registry=self.registry
+        )
         self._classes: frozenset[str] = frozenset()
         self._counted: dict[tuple[str, ...], int] = {}
 
@@ -108,7 +123,9 @@ class RuntimeMetrics:
         self._blocks.labels("free").set(load.free_blocks - load.cached_blocks)
         self._blocks.labels("cached").set(load.cached_blocks)
         self._blocks.labels("used").set(total_blocks - load.free_blocks)
-        self._count(self._prompt.labels("computed"), load.prompt_tokens - load.cached_prompt_tokens, "prompt", "computed")
+        self._count(
+            self._prompt.labels("computed"), load.prompt_tokens - load.cached_prompt_tokens, "prompt", "computed"
+        )
         self._count(self._prompt.labels("cached"), load.cached_prompt_tokens, "prompt", "cached")
         self._count(self._prompt.labels("recomputed"), load.recomputed_tokens, "prompt", "recomputed")
         self._count(self._output, load.output_tokens, "output")

@@ -1,7 +1,8 @@
 """Runs iterations of a model: what the scheduler planned, as numbers, becomes one forward pass and new tokens.
 
-A row is a persistent slot of the batch: its tokens and its block table lie in host arrays that are written once and extended in place. The
-runner decides nothing: it computes the items it is given, so the same items give the same tokens however they are cut.
+A row is a persistent slot of the batch: its tokens and its block table lie in host arrays that are written once and
+extended in place. The runner decides nothing: it computes the items it is given, so the same items give the same tokens
+however they are cut.
 """
 
 from __future__ import annotations
@@ -59,10 +60,14 @@ class ModelRunner:
         threads: int | None = None,
         eos_ids: Collection[int] = (),
     ) -> None:
-        """`eos_ids` are end tokens besides the checkpoint's own. Raises CheckpointError, also if `max_model_len` exceeds the positions."""
+        """`eos_ids` are end tokens besides the checkpoint's own. Raises CheckpointError, also if `max_model_len`
+        exceeds the positions."""
         positions, rope = checkpoint.config.max_positions, checkpoint.config.rope.kind
         if max_model_len > positions:
-            reason = f"with a rotary embedding of type {rope} the model has {positions} positions, {max_model_len} were asked for"
+            reason = (
+                f"with a rotary embedding of type {rope} the model has {positions} positions, "
+                f"{max_model_len} were asked for"
+            )
             raise CheckpointError(str(checkpoint.path), "max_position_embeddings", reason)
         if threads is not None:
             torch.set_num_threads(threads)
@@ -92,7 +97,9 @@ class ModelRunner:
         """How the matrices are laid out, in words."""
         return str(self._decoder.layouts)
 
-    def bind(self, row: int, tokens: Sequence[int] | NDArray[np.int32], params: SamplingParams, num_prompt: int) -> None:
+    def bind(
+        self, row: int, tokens: Sequence[int] | NDArray[np.int32], params: SamplingParams, num_prompt: int
+    ) -> None:
         """Give a row to a sequence, before the first item of an epoch.
 
         `tokens` are all its known tokens, of which the first `num_prompt` are its prompt.
@@ -128,7 +135,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def logits(self, items: Sequence[Item]) -> torch.Tensor:
-        """Compute the items and give the logits after every token of theirs, (tokens, vocab), item by item; nothing is sampled."""
+        """Compute the items and give the logits after every token of theirs, (tokens, vocab), item by item; nothing is
+        sampled."""
         batch = self._begin(items)
         places = np.concatenate([batch.offsets[index] + np.arange(item.count) for index, item in enumerate(items)])
         return self._decoder.logits(self._hidden(batch, places))
@@ -138,7 +146,11 @@ class ModelRunner:
         if self.device.type == "cuda":
             return CudaAttention(config, cache, tables)
         kernels = kernels_for(cache.head_dim, cache.block_size, dtype)
-        return CpuAttention(config, cache, tables) if kernels is None else CompiledAttention(config, cache, tables, kernels)
+        return (
+            CpuAttention(config, cache, tables)
+            if kernels is None
+            else CompiledAttention(config, cache, tables, kernels)
+        )
 
     def _begin(self, items: Sequence[Item]) -> FlatBatch:
         """Extend the block tables and lay the batch out."""
@@ -160,7 +172,8 @@ class ModelRunner:
         total = held + len(item.new_blocks)
         self._tables[item.row, held:total] = item.new_blocks
         self._num_blocks[item.row] = total
-        # Blocks before `start` hold a shared prefix. Of the others a tail is read before it is written, masked: it must hold numbers.
+        # Blocks before `start` hold a shared prefix. Of the others a tail is read before it is written, masked: it must
+        # hold numbers.
         fresh = item.new_blocks[max(0, -(-item.start // self._block_size) - held) :]
         if fresh:
             self._cache.clear(to_device(np.array(fresh, dtype=np.int64), self.device))

@@ -1,7 +1,8 @@
 """An emulated accelerator: iterations that take a known time, whatever this machine can do.
 
-The forward pass stays real; what is left of the iteration's time is slept. So capacity is known in advance, and decisions about it can be
-checked against arithmetic on a machine that is slow or shared. Wherever it shows (report, metrics, log) it is called emulated.
+The forward pass stays real; what is left of the iteration's time is slept. So capacity is known in advance, and
+decisions about it can be checked against arithmetic on a machine that is slow or shared. Wherever it shows (report,
+metrics, log) it is called emulated.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Pace:
             numbers = []
         if len(numbers) != 4 or not all(math.isfinite(number) and number >= 0 for number in numbers) or numbers[0] <= 0:
             raise ValueError(
-                f"{text!r} is not four numbers of seconds a,b,d,e, such as 0.03,0.0005,0.002,0.00001 (a above 0, none negative)"
+                f"{text!r} is not four numbers of seconds a,b,d,e, such as 0.03,0.0005,0.002,0.00001 (a above "
+                "0, none negative)"
             )
         return cls(*numbers)
 

@@ -1,4 +1,5 @@
-"""A stretch of one choice's text that may go out: whole characters, nothing of a stop string, and the log-probabilities of its tokens."""
+"""A stretch of one choice's text that may go out: whole characters, nothing of a stop string, and the log-probabilities
+of its tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token that stands, or could have stood, at a position. A special token has a name and no text, so its `raw` is empty."""
+    """A token that stands, or could have stood, at a position. A special token has a name and no text, so its `raw` is
+    empty."""
 
     name: bytes
     raw: bytes
@@ -16,7 +18,8 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """The token for people, distinct for distinct tokens: its text, or ``bytes:\\xe2\\x80`` where it is not text by itself."""
+        """The token for people, distinct for distinct tokens: its text, or ``bytes:\\xe2\\x80`` where it is not text by
+        itself."""
         try:
             return self.name.decode("utf-8")
         except UnicodeDecodeError:

@@ -1,6 +1,8 @@
-"""Watching the policy file, or the mounted directory of policy files: read again every half second, taken only when it is news.
+"""Watching the policy file, or the mounted directory of policy files: read again every half second, taken only when it
+is news.
 
-Reads files and nothing else; which document wins is `headway_core.policy_book`'s to decide, what it means for the engine the server's.
+Reads files and nothing else; which document wins is `headway_core.policy_book`'s to decide, what it means for the
+engine the server's.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ log = logging.getLogger("headway.policy")
 
 
 def read_documents(path: Path) -> dict[str, bytes]:
-    """Document name → content: of the file itself, or of each ``*.json`` in the directory. What cannot be read is left out.
+    """Document name → content: of the file itself, or of each ``*.json`` in the directory. What cannot be read is left
+    out.
 
-    A mounted ConfigMap is a directory of symbolic links beside a ``..data`` of its own: names with a leading dot are not documents.
+    A mounted ConfigMap is a directory of symbolic links beside a ``..data`` of its own: names with a leading dot are
+    not documents.
     """
     try:
-        files = sorted(file for file in path.glob("*.json") if not file.name.startswith(".")) if path.is_dir() else [path]
+        files = (
+            sorted(file for file in path.glob("*.json") if not file.name.startswith(".")) if path.is_dir() else [path]
+        )
     except OSError:
         return {}
     documents = {}
@@ -42,7 +48,8 @@ def read_documents(path: Path) -> dict[str, bytes]:
 
 
 class PolicyFile:
-    """The policy of one pool as the files have it; `on_change` is called, on the event loop, whenever another one comes into force."""
+    """The policy of one pool as the files have it; `on_change` is called, on the event loop, whenever another one comes
+    into force."""
 
     def __init__(self, path: Path, pool: str, on_change: Callable[[Policy], None]) -> None:
         self._path = path

@@ -19,7 +19,9 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._longest_token = max((len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)), default=1)
+        self._longest_token = max(
+            (len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)), default=1
+        )
         self._vocab_size = tokenizer.vocab_size
         self._limit = 0
 
@@ -58,7 +60,8 @@ class PromptEncoder:
         most = room if request.default_max_tokens is None else min(room, request.default_max_tokens)
         if request.params.min_tokens > most:
             raise RequestError(
-                f"is {request.params.min_tokens}, more than the {most} tokens generated unless told: set the maximum", "min_tokens"
+                f"is {request.params.min_tokens}, more than the {most} tokens generated unless told: set the maximum",
+                "min_tokens",
             )
         return most
 
@@ -72,7 +75,9 @@ class PromptEncoder:
             return self._tokenizer.encode(prompt)
         for token in prompt:
             if token >= self._vocab_size:
-                raise RequestError(f"token id {token} is not in the vocabulary: ids run from 0 to {self._vocab_size - 1}", "prompt")
+                raise RequestError(
+                    f"token id {token} is not in the vocabulary: ids run from 0 to {self._vocab_size - 1}", "prompt"
+                )
         return list(prompt)
 
     def _check_bytes(self, text: str, field: str, request: GenerationRequest) -> None:
@@ -87,14 +92,16 @@ class PromptEncoder:
         shown = f"at least {count}" if at_least else str(count)
         if count + 1 > self._limit:
             raise RequestError(
-                f"the prompt has {shown} tokens and this server holds at most {self._limit}, one of them for the answer: shorten it",
+                f"the prompt has {shown} tokens and this server holds at most {self._limit}, one of them for "
+                "the answer: shorten it",
                 field,
                 "context_length_exceeded",
             )
         wanted = request.params.max_tokens
         if wanted is not None and count + wanted > self._limit:
             raise RequestError(
-                f"the prompt has {shown} tokens and {wanted} more were asked for, {count + wanted} in all; this server holds at most "
+                f"the prompt has {shown} tokens and {wanted} more were asked for, {count + wanted} in all; this "
+                "server holds at most "
                 f"{self._limit}: shorten the prompt or lower the maximum",
                 "max_completion_tokens" if request.chat else "max_tokens",
                 "context_length_exceeded",

@@ -1,4 +1,5 @@
-"""The replica as its HTTP side sees it: state, engine, text, policy, books. One object a process, made in `headway_runtime.app`.
+"""The replica as its HTTP side sees it: state, engine, text, policy, books. One object a process, made in
+`headway_runtime.app`.
 
 Knows no JSON and no ASGI; endpoints ask it to accept a request, wait on the `Generation` they get, and release it.
 """
@@ -53,9 +54,13 @@ class Replica:
         self._prompts = prompts
         self._threads = ThreadPoolExecutor(ENCODING_THREADS, thread_name_prefix="encode")
         self._large = ThreadPoolExecutor(1, thread_name_prefix="large")
-        self._reports = LoadReports(settings.replica_id, settings.pool, settings.served_model_name, settings.engine.pace)
+        self._reports = LoadReports(
+            settings.replica_id, settings.pool, settings.served_model_name, settings.engine.pace
+        )
         metrics.set_emulated(settings.engine.pace is not None)
-        self._policy_file = None if settings.policy is None else PolicyFile(settings.policy, settings.pool, self._apply_policy)
+        self._policy_file = (
+            None if settings.policy is None else PolicyFile(settings.policy, settings.pool, self._apply_policy)
+        )
         self._clamped_by: dict[str, str] = {}
         self._generations: set[Generation] = set()
         self._idle = asyncio.Event()
@@ -82,7 +87,8 @@ class Replica:
             self.state, self.message = ReplicaState.DRAINING, "shutting down"
 
     async def drained(self, seconds: float) -> None:
-        """Waits until nothing is in flight, at most `seconds`; then ends the rest with an error that their clients see."""
+        """Waits until nothing is in flight, at most `seconds`; then ends the rest with an error that their clients
+        see."""
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -137,10 +143,13 @@ class Replica:
             raise errors.not_ready()
 
     async def aside(self, work: Callable[[_Given], _Result], given: _Given, *, large: bool) -> _Result:
-        """`work(given)`, done in a worker thread. Large requests have one of their own, so that they keep only each other waiting."""
+        """`work(given)`, done in a worker thread. Large requests have one of their own, so that they keep only each
+        other waiting."""
         return await asyncio.get_running_loop().run_in_executor(self._large if large else self._threads, work, given)
 
-    async def accept(self, request: GenerationRequest, headers: RequestHeaders, arrival: float, *, large: bool) -> Generation:
+    async def accept(
+        self, request: GenerationRequest, headers: RequestHeaders, arrival: float, *, large: bool
+    ) -> Generation:
         """Templates and tokenizes in a thread, then hands the request's sequences to the engine.
 
         Raises ApiError or RequestError.
@@ -171,9 +180,11 @@ class Replica:
     def _sequences(
         self, request: GenerationRequest, headers: RequestHeaders, prompts: list[TokenIds], arrival: float
     ) -> tuple[Generation, list[AddSequence]]:
-        """One choice and one sequence for each of `n` completions of each prompt, in the order of the answer's indices."""
+        """One choice and one sequence for each of `n` completions of each prompt, in the order of the answer's
+        indices."""
         ids = self.engine.new_ids(len(prompts) * request.n)
-        # Without a seed each prompt draws for itself: the same prompt asked several times is not to get the same answer several times.
+        # Without a seed each prompt draws for itself: the same prompt asked several times is not to get the same answer
+        # several times.
         seeds = [secrets.randbits(62) if request.params.seed is None else request.params.seed for _ in prompts]
         label = self.metrics.class_label(headers.class_name)
         ttft, tpot = self._targets(headers.class_name)
@@ -207,7 +218,8 @@ class Replica:
         self.engine.cancel((seq_id,))
 
     def _targets(self, class_name: str | None) -> tuple[TtftObjective | None, TpotObjective | None]:
-        """What the policy in force promises to a class; (None, None) without a policy or for a class that it does not have."""
+        """What the policy in force promises to a class; (None, None) without a policy or for a class that it does not
+        have."""
         policy = self.policy
         known = () if policy is None else policy.classes
         for one in known:
@@ -244,7 +256,9 @@ class Replica:
             ready=self.engine.ready,
             load=load,
             unconfirmed=self.engine.unconfirmed,
-            policy=None if self._policy_file is None else self._policy_file.acknowledgement(effective, self._clamped_by),
+            policy=None
+            if self._policy_file is None
+            else self._policy_file.acknowledgement(effective, self._clamped_by),
             cordoned=policy is not None and self.settings.replica_id in policy.cordoned,
             message=stalled or self.message,
         )

@@ -1,11 +1,12 @@
 """From logits to tokens: one batched pass over all sampling rows of an iteration, with nothing shared between rows.
 
-A row (a slot of the batch) is bound to a request once and keeps its parameters, penalties and random stream until it is freed. Its token
-depends on its own logits, parameters and output length alone, whatever stands beside it.
+A row (a slot of the batch) is bound to a request once and keeps its parameters, penalties and random stream until it is
+freed. Its token depends on its own logits, parameters and output length alone, whatever stands beside it.
 
-Processor time for 64 rows of 49,152 logits on one Zen 3 core: greedy 1.2 ms (an argmax), top-k 10 ms (72 candidates a row), temperature
-10 ms (one exponential pass, no search), top-p 14 ms (both), a quarter of each 9 ms; sorting all rows instead takes 420 ms. A row whose cut
-lies beyond its candidates costs 0.3 … 1 ms more. On CUDA the host waits once, for the ids, and again in an iteration with such a row.
+Processor time for 64 rows of 49,152 logits on one Zen 3 core: greedy 1.2 ms (an argmax), top-k 10 ms (72 candidates a
+row), temperature 10 ms (one exponential pass, no search), top-p 14 ms (both), a quarter of each 9 ms; sorting all rows
+instead takes 420 ms. A row whose cut lies beyond its candidates costs 0.3 … 1 ms more. On CUDA the host waits once, for
+the ids, and again in an iteration with such a row.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _CUDA_CHUNK = 64
 class Sampled:
     """What was drawn for R rows of logits, in their order.
 
-    Log-probabilities are the model's own: natural logarithm of the softmax of the raw logits, before penalties, bias, temperature and cuts.
+    Log-probabilities are the model's own: natural logarithm of the softmax of the raw logits, before penalties, bias,
+    temperature and cuts.
     """
 
     ids: NDArray[np.int32]
@@ -45,7 +47,8 @@ class Sampled:
     logprobs: NDArray[np.float32] | None = None
     """(R,), NaN for rows that did not ask; None where no row asked."""
     top_ids: NDArray[np.int32] | None = None
-    """(R, L) for the largest number L that a row asked for, most likely first; a row that asked for k < L has -1 from k on."""
+    """(R, L) for the largest number L that a row asked for, most likely first; a row that asked for k < L has -1 from k
+    on."""
     top_logprobs: NDArray[np.float32] | None = None
     """(R, L), NaN where `top_ids` is -1."""
     errors: dict[int, str] = field(default_factory=dict)
@@ -55,7 +58,9 @@ class Sampled:
 class Sampler:
     """Sampling state of `max_rows` rows. `eos_ids` are the model's own end tokens, which `min_tokens` holds back."""
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str = "cpu", eos_ids: Collection[int] = ()) -> None:
+    def __init__(
+        self, max_rows: int, vocab_size: int, device: torch.device | str = "cpu", eos_ids: Collection[int] = ()
+    ) -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self._eos_ids = frozenset(eos_ids)
@@ -68,8 +73,11 @@ class Sampler:
         self._chunk = min(max_rows, _CUDA_CHUNK if self.device.type == "cuda" else _CPU_CHUNK)
         self._scratch = torch.full((self._chunk, draw.padded(vocab_size)), -torch.inf, device=self.device)
 
-    def bind(self, row: int, params: SamplingParams, prompt_tokens: Sequence[int], output_tokens: Sequence[int] = ()) -> None:
-        """Gives the row to a request; `output_tokens` are those it already has (after a preemption). Raises RequestError.
+    def bind(
+        self, row: int, params: SamplingParams, prompt_tokens: Sequence[int], output_tokens: Sequence[int] = ()
+    ) -> None:
+        """Gives the row to a request; `output_tokens` are those it already has (after a preemption). Raises
+        RequestError.
 
         ValueError: the request draws at random and has no seed; whoever accepted it must have drawn one.
         """
@@ -99,7 +107,8 @@ class Sampler:
         self._asked[row] = -1
 
     def sample(self, logits: Tensor, rows: Sequence[int] | NDArray[np.integer]) -> Sampled:
-        """One token for each bound row: logits (R, V) float32, contiguous, row i for rows[i]. The logits may be overwritten.
+        """One token for each bound row: logits (R, V) float32, contiguous, row i for rows[i]. The logits may be
+        overwritten.
 
         Records the tokens: the next call for the row draws the next one.
         """
@@ -113,7 +122,9 @@ class Sampler:
         numbers = torch.stack([ids, decided.long(), peak.squeeze(1).isfinite().long(), peak.squeeze(1).isnan().long()])
         host_ids, host_decided, finite, nan = numbers.cpu().numpy()  # the one place where the host waits for the device
         errors = {
-            int(index): "the model's logits are not numbers" if nan[index] else _no_finite_maximum(float(peak[index, 0]))
+            int(index): "the model's logits are not numbers"
+            if nan[index]
+            else _no_finite_maximum(float(peak[index, 0]))
             for index in np.flatnonzero(finite == 0)
         }
         undecided = np.flatnonzero((host_decided == 0) & (finite == 1))
@@ -132,7 +143,8 @@ class Sampler:
     # ------------------------------------------------------------ drawing
 
     def _argmax(self, logits: Tensor) -> Tensor:
-        """The first of the largest logits of each row, (R,). On a CPU through numpy, whose `argmax` is 8 times as fast as torch's."""
+        """The first of the largest logits of each row, (R,). On a CPU through numpy, whose `argmax` is 8 times as fast
+        as torch's."""
         if logits.device.type == "cpu":
             return torch.from_numpy(logits.numpy().argmax(axis=1))
         return logits.argmax(dim=1)
@@ -164,8 +176,11 @@ class Sampler:
         total = draw.mass(self._weigh(shifted, cut))[:, -1:] if kind == _FROM_TOP_P else None
         return draw.draw_from_top(values, columns, cut, total, self.vocab_size)
 
-    def _draw_exactly(self, logits: Tensor, peak: Tensor, undecided: NDArray[np.int64], bound: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids of the rows of logits whose cut lies beyond the candidates: of each as many tokens are sorted as its cut can reach."""
+    def _draw_exactly(
+        self, logits: Tensor, peak: Tensor, undecided: NDArray[np.int64], bound: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Ids of the rows of logits whose cut lies beyond the candidates: of each as many tokens are sorted as its cut
+        can reach."""
         drawn: list[Tensor] = []
         for chunk in self._chunks(undecided):
             rows = bound[chunk]
@@ -174,11 +189,20 @@ class Sampler:
             weights = self._weigh(shifted.clone(), cut)
             total = draw.mass(weights)[:, -1:]
             reached = [
-                draw.reach(shifted[at], weights[at], total[at], int(self._cut[row, _TOP_K]), float(self._cut[row, _TOP_P]), self.vocab_size)
+                draw.reach(
+                    shifted[at],
+                    weights[at],
+                    total[at],
+                    int(self._cut[row, _TOP_K]),
+                    float(self._cut[row, _TOP_P]),
+                    self.vocab_size,
+                )
                 for at, row in enumerate(rows)
             ]
             columns = pad_sequence(reached, batch_first=True)  # (r, n)
-            values = pad_sequence([shifted[at, own] for at, own in enumerate(reached)], batch_first=True, padding_value=-torch.inf)
+            values = pad_sequence(
+                [shifted[at, own] for at, own in enumerate(reached)], batch_first=True, padding_value=-torch.inf
+            )
             drawn.append(draw.draw_from_top(*draw.ordered(values, columns), cut, total, self.vocab_size)[0])
         return torch.cat(drawn).cpu().numpy()
 
@@ -188,7 +212,9 @@ class Sampler:
 
     def _cuts(self, rows: NDArray[np.int64]) -> Cut:
         """The rows' cuts and their uniform numbers for this output index."""
-        table = np.concatenate([self._cut[rows], uniforms(self._key[rows], self._length[rows])[:, None]], axis=1)  # (r, 5)
+        table = np.concatenate(
+            [self._cut[rows], uniforms(self._key[rows], self._length[rows])[:, None]], axis=1
+        )  # (r, 5)
         return Cut(*to_device(table, self.device).unsqueeze(2).unbind(1))  # five (r, 1)
 
     def _shift(self, logits: Tensor, peak: Tensor, where: Tensor) -> Tensor:
@@ -211,7 +237,9 @@ class Sampler:
             return None
         return logits.index_select(0, to_device(asking, self.device)).log_softmax(dim=1)
 
-    def _with_logprobs(self, ids: NDArray[np.int32], asked: NDArray[np.int64], raw: Tensor | None, errors: dict[int, str]) -> Sampled:
+    def _with_logprobs(
+        self, ids: NDArray[np.int32], asked: NDArray[np.int64], raw: Tensor | None, errors: dict[int, str]
+    ) -> Sampled:
         if raw is None:
             return Sampled(ids, errors=errors)
         asking = np.flatnonzero(asked >= 0)

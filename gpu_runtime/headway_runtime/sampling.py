@@ -1,7 +1,7 @@
 """How one request wants its tokens chosen: `SamplingParams`, validated once, then only read.
 
-Nothing here knows logits, tensors or HTTP. JSON forms (null as "unset", ``stop`` strings, ``n``) belong to the server; the engine sees
-these parameters alone.
+Nothing here knows logits, tensors or HTTP. JSON forms (null as "unset", ``stop`` strings, ``n``) belong to the server;
+the engine sees these parameters alone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _WIDEST = 2**31 - 1
 class SamplingParams:
     """What a request asks of the sampler. Raises RequestError, `field` naming the parameter, for a wrong type or range.
 
-    The order of effects is: repetition, presence and frequency penalty; logit bias; `min_tokens`; temperature; then top-k, top-p and
-    min-p, each over the survivors of the one before. At least one token always survives.
+    The order of effects is: repetition, presence and frequency penalty; logit bias; `min_tokens`; temperature; then
+    top-k, top-p and min-p, each over the survivors of the one before. At least one token always survives.
     """
 
     temperature: float = 1.0
@@ -39,13 +39,15 @@ class SamplingParams:
     min_p: float = 0.0
     """0 … 1: tokens less likely than this fraction of the most likely one are dropped."""
     repetition_penalty: float = 1.0
-    """0.01 … 100: logits of tokens seen in the prompt or the output are divided (positive) or multiplied (negative) by it."""
+    """0.01 … 100: logits of tokens seen in the prompt or the output are divided (positive) or multiplied (negative) by
+    it."""
     presence_penalty: float = 0.0
     """-2 … 2, subtracted once from the logit of each token that the output holds."""
     frequency_penalty: float = 0.0
     """-2 … 2, subtracted once for each time the output holds the token."""
     seed: int | None = None
-    """Any int64. Whoever accepts the request draws one where the client gave none, so that a recomputed token is the same token."""
+    """Any int64. Whoever accepts the request draws one where the client gave none, so that a recomputed token is the
+    same token."""
     choice: int = 0
     """Which of the request's `n` completions this is: choices of one seed differ."""
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -99,10 +101,15 @@ class SamplingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises RequestError for an id that the model does not have."""
-        for name, ids in (("logit_bias", [token for token, _ in self.logit_bias]), ("stop_token_ids", self.stop_token_ids)):
+        for name, ids in (
+            ("logit_bias", [token for token, _ in self.logit_bias]),
+            ("stop_token_ids", self.stop_token_ids),
+        ):
             for token in ids:
                 if token >= vocab_size:
-                    raise RequestError(f"token id {token} is not in the vocabulary: ids run from 0 to {vocab_size - 1}", name)
+                    raise RequestError(
+                        f"token id {token} is not in the vocabulary: ids run from 0 to {vocab_size - 1}", name
+                    )
 
     def ending_ids(self, eos_ids: Collection[int]) -> frozenset[int]:
         """The tokens that end this output, given the model's own end tokens."""
@@ -113,7 +120,9 @@ class SamplingParams:
 def parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     """The JSON form ``{"<token id>": bias}`` as pairs. Raises RequestError."""
     if not isinstance(value, Mapping):
-        raise RequestError(f"must be an object of token ids and numbers, not {type(value).__name__}", "logit_bias", "invalid_type")
+        raise RequestError(
+            f"must be an object of token ids and numbers, not {type(value).__name__}", "logit_bias", "invalid_type"
+        )
     pairs: list[tuple[int, float]] = []
     for key, bias in value.items():
         text = str(key)

@@ -1,7 +1,7 @@
 """The server process from start to exit: sockets, the two HTTP servers, signals, drain.
 
-Order at the end: not ready and nothing new, what runs is finished within the drain budget, the rest is told, connections close, the engine
-process ends, and only then does this one. A second signal skips the waiting.
+Order at the end: not ready and nothing new, what runs is finished within the drain budget, the rest is told,
+connections close, the engine process ends, and only then does this one. A second signal skips the waiting.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Server:
         self._settings = settings
         prompts = PromptEncoder(Tokenizer.open(settings.engine.model_path))
         self._serving = _listen(settings.host, settings.port, "--port", settings.stalled_client_seconds)
-        self._control = _listen(settings.control_host, settings.control_port, "--control-port", settings.stalled_client_seconds)
+        self._control = _listen(
+            settings.control_host, settings.control_port, "--control-port", settings.stalled_client_seconds
+        )
         self._replica = Replica(settings, prompts, RuntimeMetrics())
         self._asked_to_stop = asyncio.Event()
         self._asked_to_hurry = asyncio.Event()
@@ -65,7 +67,8 @@ class Server:
             _HttpServer(self._config(control_app(self._replica))),
         ]
         serving = [
-            asyncio.create_task(server.serve(sockets=[sock])) for server, sock in zip(servers, (self._serving, self._control), strict=True)
+            asyncio.create_task(server.serve(sockets=[sock]))
+            for server, sock in zip(servers, (self._serving, self._control), strict=True)
         ]
         try:
             return await self._live()
@@ -83,15 +86,20 @@ class Server:
         log.info("ready: %s serves %s", _url(self._serving), replica.model_name)
         if self._settings.engine.pace is not None:
             log.warning(
-                "this is an emulated accelerator (--pace %s): its speed says nothing about this machine", self._settings.engine.pace
+                "this is an emulated accelerator (--pace %s): its speed says nothing about this machine",
+                self._settings.engine.pace,
             )
         watching = asyncio.create_task(replica.watch_policy())
         await _first(self._asked_to_stop.wait(), replica.engine.died.wait())
         watching.cancel()
         if self._asked_to_stop.is_set():
             replica.begin_drain()
-            log.info("shutting down: %d requests in flight, at most %g s", replica.in_flight, self._settings.drain_seconds)
-            await _first(replica.drained(self._settings.drain_seconds), self._asked_to_hurry.wait(), replica.engine.died.wait())
+            log.info(
+                "shutting down: %d requests in flight, at most %g s", replica.in_flight, self._settings.drain_seconds
+            )
+            await _first(
+                replica.drained(self._settings.drain_seconds), self._asked_to_hurry.wait(), replica.engine.died.wait()
+            )
         if replica.engine.died.is_set():
             log.error("the engine process ended; this process ends too, to be restarted")
             replica.engine_failed()
@@ -156,7 +164,8 @@ def _listen(host: str, port: int, flag: str, stalled_seconds: float) -> socket.s
     except OSError as error:
         raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror or error}", flag) from None
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # Accepted sockets inherit it: the kernel resets a connection whose peer leaves our bytes lying, which closing it would not do.
+        # Accepted sockets inherit it: the kernel resets a connection whose peer leaves our bytes lying, which closing
+        # it would not do.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stalled_seconds * 1000) + 5000)
     return sock
 

@@ -1,7 +1,7 @@
 """Everything that can be set when a replica starts: flags, their defaults, their checks.
 
-Reads the command line and looks at paths; opens no model, no socket, no device. What cannot be right is refused here, before anything
-heavy.
+Reads the command line and looks at paths; opens no model, no socket, no device. What cannot be right is refused here,
+before anything heavy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class SettingsError(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What the engine process is started with. None: chosen at start from the model, the machine and the calibration."""
+    """What the engine process is started with. None: chosen at start from the model, the machine and the
+    calibration."""
 
     model: str
     dtype: str = "auto"
@@ -102,7 +103,9 @@ def from_arguments(arguments: Sequence[str] | None = None) -> Settings:
     if given.num_blocks is not None and given.kv_memory is not None:
         raise SettingsError("say either --num-blocks or --kv-memory, not both", "--num-blocks")
     if given.no_calibration and given.prefill_token_budget is None:
-        raise SettingsError("without calibration the budget must be given: add --prefill-token-budget N", "--no-calibration")
+        raise SettingsError(
+            "without calibration the budget must be given: add --prefill-token-budget N", "--no-calibration"
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     engine = EngineSettings(
         model=str(model),
@@ -144,16 +147,21 @@ def from_arguments(arguments: Sequence[str] | None = None) -> Settings:
 
 
 def find_model(given: str | None) -> Path:
-    """The checkpoint to open: `given`, or the GGUF inside the installed package of the default model. Raises SettingsError."""
+    """The checkpoint to open: `given`, or the GGUF inside the installed package of the default model. Raises
+    SettingsError."""
     if given is None:
         return _default_model()
     path = Path(given).expanduser()
     if not path.exists():
         raise SettingsError(f"{given!r} does not exist: give a checkpoint folder or a .gguf file", "--model")
     if path.is_file() and path.suffix != ".gguf":
-        raise SettingsError(f"{given!r} is a file but no .gguf: give the folder that holds config.json, or a .gguf file", "--model")
+        raise SettingsError(
+            f"{given!r} is a file but no .gguf: give the folder that holds config.json, or a .gguf file", "--model"
+        )
     if path.is_dir() and not (path / "config.json").is_file():
-        raise SettingsError(f"the folder {given!r} holds no config.json: give a checkpoint folder or a .gguf file", "--model")
+        raise SettingsError(
+            f"the folder {given!r} holds no config.json: give a checkpoint folder or a .gguf file", "--model"
+        )
     return path.resolve()
 
 
@@ -172,7 +180,8 @@ def _default_model() -> Path:
 
 def _device(text: str) -> str:
     if text == "auto":
-        # Looking for a device node costs nothing; importing torch here would cost seconds and memory in the server process.
+        # Looking for a device node costs nothing; importing torch here would cost seconds and memory in the server
+        # process.
         return "cuda" if Path("/dev/nvidia0").exists() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", text):
         raise SettingsError(f"must be cpu, cuda, cuda:N or auto, not {text!r}", "--device")
@@ -232,5 +241,7 @@ def _policy(text: str | None) -> Path | None:
         return None
     path = Path(text)
     if not path.exists() and not path.parent.is_dir():
-        raise SettingsError(f"neither {text!r} nor its folder exists: the file may come later, its folder must be there", "--policy")
+        raise SettingsError(
+            f"neither {text!r} nor its folder exists: the file may come later, its folder must be there", "--policy"
+        )
     return path

@@ -1,7 +1,8 @@
 """Where a text ends at stop strings, found while it streams: nothing of a stop string goes out, nothing else is kept.
 
-The rule: the text is cut before the match that starts earliest in the text as it would have been without stopping; among matches that
-start together the shortest counts. So how the text comes in pieces changes nothing, and streaming and waiting for the whole give the same.
+The rule: the text is cut before the match that starts earliest in the text as it would have been without stopping;
+among matches that start together the shortest counts. So how the text comes in pieces changes nothing, and streaming
+and waiting for the whole give the same.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Sequence
 
 
 class StopStringMatcher:
-    """One output against its stop strings. Costs O(1) amortised per character and stop string, of any length (Knuth, Morris, Pratt).
+    """One output against its stop strings. Costs O(1) amortised per character and stop string, of any length (Knuth,
+    Morris, Pratt).
 
-    `push` pieces until `stopped`, then or at the end of the output `flush`. Text that may be the beginning of a stop string is held back.
-    A stop string inside a longer one that started before it waits for that one to complete or fail: with "bcd" and "c", the text "abc" is
-    undecided, "abcd" ends as "a" and "abcx" as "ab".
+    `push` pieces until `stopped`, then or at the end of the output `flush`. Text that may be the beginning of a stop
+    string is held back. A stop string inside a longer one that started before it waits for that one to complete or
+    fail: with "bcd" and "c", the text "abc" is undecided, "abcd" ends as "a" and "abcx" as "ab".
     """
 
     def __init__(self, stops: Sequence[str], min_tokens: int = 0) -> None:
@@ -50,7 +52,9 @@ class StopStringMatcher:
                 if start is not None and (self._start is None or start < self._start):
                     self._start, self._token = start, token
         self._held += text
-        self.stopped = self._start is not None and all(tracker.start(self._length) >= self._start for tracker in self._trackers)
+        self.stopped = self._start is not None and all(
+            tracker.start(self._length) >= self._start for tracker in self._trackers
+        )
         return self._release(self._safe())
 
     def flush(self, tail: str = "") -> str:
@@ -91,7 +95,8 @@ class _Tracker:
             self._fallback[at] = length
 
     def feed(self, char: str, position: int) -> int | None:
-        """One more character, the text's `position`-th. Returns where the match starts if it completes the first one."""
+        """One more character, the text's `position`-th. Returns where the match starts if it completes the first
+        one."""
         if self._done:
             return None
         while self._matched and char != self._stop[self._matched]:
@@ -103,5 +108,6 @@ class _Tracker:
         return position - len(self._stop)
 
     def start(self, position: int) -> int:
-        """Where a match that is still possible may start at the earliest, after `position` characters; there if none is under way."""
+        """Where a match that is still possible may start at the earliest, after `position` characters; there if none is
+        under way."""
         return position if self._done else position - self._matched

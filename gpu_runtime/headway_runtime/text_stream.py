@@ -1,6 +1,8 @@
-"""One output's tokens as text that may go out: whole characters, nothing of a stop string, log-probabilities beside their text.
+"""One output's tokens as text that may go out: whole characters, nothing of a stop string, log-probabilities beside
+their text.
 
-Pure: tokens in, pieces out. The sum of all pieces is the same however they are taken, so streaming and waiting for the whole agree.
+Pure: tokens in, pieces out. The sum of all pieces is the same however they are taken, so streaming and waiting for the
+whole agree.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class _Held:
 
 
 class TextStream:
-    """`feed` tokens until `finish` is set (a stop string was found) or the output ends, then `end`; `take` pieces at any time."""
+    """`feed` tokens until `finish` is set (a stop string was found) or the output ends, then `end`; `take` pieces at
+    any time."""
 
     def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], min_tokens: int) -> None:
         self._tokenizer = tokenizer
@@ -74,7 +77,8 @@ class TextStream:
             self._tokens += 1
 
     def end(self, reason: str) -> None:
-        """No token follows, because of `reason`. What was held back goes out; a stop string that was still undecided may now count."""
+        """No token follows, because of `reason`. What was held back goes out; a stop string that was still undecided
+        may now count."""
         if self.finish is not None:
             return
         tail = self._detokenizer.flush()
@@ -103,7 +107,9 @@ class TextStream:
         while self._held and self._held[0].end <= self._released:
             due.append(self._held.popleft().entry)
         if self.finish is not None:
-            due += [held.entry for held in self._held if held.entry.offset < self._released or self._released == self._seen]
+            due += [
+                held.entry for held in self._held if held.entry.offset < self._released or self._released == self._seen
+            ]
             self._held.clear()
         return tuple(due)
 
@@ -117,4 +123,6 @@ class TextStream:
 
     def _candidate(self, token: int, logprob: float) -> Candidate:
         raw = self._tokenizer.token_bytes(token)
-        return Candidate(name=raw, raw=b"" if token in self._tokenizer.special_ids else raw, logprob=max(LEAST_LOGPROB, logprob))
+        return Candidate(
+            name=raw, raw=b"" if token in self._tokenizer.special_ids else raw, logprob=max(LEAST_LOGPROB, logprob)
+        )

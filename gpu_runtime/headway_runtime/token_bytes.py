@@ -1,7 +1,8 @@
-"""The bytes that each token id stands for, read off a tokenizer's definition once, so that decoding is looking up and joining.
+"""The bytes that each token id stands for, read off a tokenizer's definition once, so that decoding is looking up and
+joining.
 
-Two families: byte-level BPE, where every character of a token is a byte in disguise, and sentencepiece style, where ``▁`` is a space and
-``<0x0A>`` a byte. A decoder that does something else is refused rather than imitated.
+Two families: byte-level BPE, where every character of a token is a byte in disguise, and sentencepiece style, where
+``▁`` is a space and ``<0x0A>`` a byte. A decoder that does something else is refused rather than imitated.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Character → byte of byte-level BPE (Radford et al., 2019): printable Latin-1 stands for itself, the rest for U+0100 and up."""
+    """Character → byte of byte-level BPE (Radford et al., 2019): printable Latin-1 stands for itself, the rest for
+    U+0100 and up."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     alphabet = {chr(byte): byte for byte in plain}
     others = (byte for byte in range(256) if byte not in plain)
@@ -40,7 +42,8 @@ class TokenBytes:
 
 
 def read_token_bytes(definition: Mapping[str, Any], vocab: Mapping[str, int], path: str) -> TokenBytes:
-    """The table for a definition in the form of tokenizer.json; `vocab` includes the added tokens. Raises CheckpointError."""
+    """The table for a definition in the form of tokenizer.json; `vocab` includes the added tokens. Raises
+    CheckpointError."""
     steps = _decoder_steps(definition)
     kinds = {str(step.get("type")) for step in steps}
     added = {entry["content"] for entry in definition.get("added_tokens") or []}
@@ -54,7 +57,9 @@ def read_token_bytes(definition: Mapping[str, Any], vocab: Mapping[str, int], pa
         return TokenBytes(tuple(table), unwritable=unwritable)
     if not kinds or not kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
         raise CheckpointError(
-            path, "decoder", f"must be ByteLevel or made of Replace, ByteFallback, Fuse, Strip and Metaspace, not {kinds or None}"
+            path,
+            "decoder",
+            f"must be ByteLevel or made of Replace, ByteFallback, Fuse, Strip and Metaspace, not {kinds or None}",
         )
     replacements: list[tuple[str, str]] = []
     strips = False

@@ -2,10 +2,11 @@
 
 Three ways in, with different trust:
 
-* `encode`, raw text of a completion: special tokens written out in it count as special tokens, since whoever sends raw text writes the
-  template too. BOS is put in front if the checkpoint wants it, but never a second one where the text itself begins with it.
-* `encode_chat`, text that `chat_template` rendered: nothing is added, special tokens come from the template. What users wrote is guarded by
-  `GUARD` marks (see `ChatTemplate`) and cannot become a special token.
+* `encode`, raw text of a completion: special tokens written out in it count as special tokens, since whoever sends raw
+  text writes the template too. BOS is put in front if the checkpoint wants it, but never a second one where the text
+  itself begins with it.
+* `encode_chat`, text that `chat_template` rendered: nothing is added, special tokens come from the template. What users
+  wrote is guarded by `GUARD` marks (see `ChatTemplate`) and cannot become a special token.
 * ids, which nobody touches.
 
 Text is never dropped: what the vocabulary cannot express, and what is not text (a lone surrogate), is a RequestError.
@@ -71,7 +72,9 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True, field: str = "prompt") -> list[int]:
         """Ids of raw text; with `add_special` as the checkpoint frames it. Raises RequestError, which names `field`."""
         if GUARD in text:
-            raise RequestError(f"holds U+{ord(GUARD):04X}, a noncharacter that Unicode reserves for internal use", field)
+            raise RequestError(
+                f"holds U+{ord(GUARD):04X}, a noncharacter that Unicode reserves for internal use", field
+            )
         ids = self._encode(text, field)
         if not add_special:
             return ids
@@ -86,12 +89,16 @@ class Tokenizer:
         try:
             raw = text.encode()
         except UnicodeEncodeError as error:
-            raise RequestError(f"holds a lone surrogate (U+{ord(text[error.start]):04X}), which is not text", field) from None
+            raise RequestError(
+                f"holds a lone surrogate (U+{ord(text[error.start]):04X}), which is not text", field
+            ) from None
         if self._bytes.unwritable:
             lost = sorted(set(raw.translate(None, self._writable)))
             if lost:
                 shown = ", ".join(f"0x{byte:02X}" for byte in lost)
-                raise RequestError(f"cannot be written in this model's vocabulary, which has no token for the byte {shown}", field)
+                raise RequestError(
+                    f"cannot be written in this model's vocabulary, which has no token for the byte {shown}", field
+                )
         # A batch of one: unlike `encode` it lets other threads run meanwhile, a second for a text of a megabyte.
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
@@ -101,13 +108,15 @@ class Tokenizer:
         return self._bytes.table[token] if 0 <= token < len(self._bytes.table) else b""
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, at_start: bool = False) -> str:
-        """The text of ids; what is not UTF-8 becomes U+FFFD. `at_start`: they begin a text instead of going on with one."""
+        """The text of ids; what is not UTF-8 becomes U+FFFD. `at_start`: they begin a text instead of going on with
+        one."""
         kept = (token for token in ids if not (skip_special and token in self.special_ids))
         text = b"".join(self.token_bytes(token) for token in kept).decode(errors="replace")
         return text[1:] if at_start and self.strips_leading_space and text.startswith(" ") else text
 
     def _surroundings(self, source: TokenizerSource, vocab: Mapping[str, int]) -> tuple[list[int], list[int]]:
-        """Special ids before and after raw text: what the post-processor puts there, unless the flags add_bos and add_eos say otherwise."""
+        """Special ids before and after raw text: what the post-processor puts there, unless the flags add_bos and
+        add_eos say otherwise."""
         plain, framed = (self._backend.encode("a", add_special_tokens=special).ids for special in (False, True))
         at = next((at for at in range(len(framed)) if framed[at : at + len(plain)] == plain), 0) if plain else 0
         before, after = framed[:at], framed[at + len(plain) :]
@@ -121,7 +130,8 @@ class Tokenizer:
 
 
 def _guarded(source: TokenizerSource) -> dict[str, Any]:
-    """The definition as it is run here: all specials marked, guards taken out once special tokens are found, nothing truncated."""
+    """The definition as it is run here: all specials marked, guards taken out once special tokens are found, nothing
+    truncated."""
     definition = dict(source.definition)
     added = [dict(entry) for entry in definition.get("added_tokens") or []]
     declared = {*source.named.values(), *source.more_specials}
@@ -137,6 +147,8 @@ def _guarded(source: TokenizerSource) -> dict[str, Any]:
     take_out = {"type": "Replace", "pattern": {"String": GUARD}, "content": ""}
     normalizer = definition.get("normalizer")
     definition["added_tokens"] = sorted(added, key=lambda entry: int(entry["id"]))
-    definition["normalizer"] = take_out if normalizer is None else {"type": "Sequence", "normalizers": [take_out, normalizer]}
+    definition["normalizer"] = (
+        take_out if normalizer is None else {"type": "Sequence", "normalizers": [take_out, normalizer]}
+    )
     definition["truncation"] = definition["padding"] = None
     return definition

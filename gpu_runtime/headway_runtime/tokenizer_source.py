@@ -38,7 +38,8 @@ class TokenizerSource:
 
 
 def read_folder(folder: Path) -> TokenizerSource:
-    """tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja of a model folder. Raises CheckpointError."""
+    """tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja of a model folder. Raises
+    CheckpointError."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(str(path), "", "is missing from the checkpoint: only tokenizers in this form are read")
@@ -47,7 +48,11 @@ def read_folder(folder: Path) -> TokenizerSource:
     config = _read_object(config_path) if config_path.exists() else {}
     map_path = folder / "special_tokens_map.json"
     declared = {**(_read_object(map_path) if map_path.exists() else {}), **config}
-    named = {name: text for name in NAMED_SPECIALS if (text := _token_text(declared.get(name), config_path, name)) is not None}
+    named = {
+        name: text
+        for name in NAMED_SPECIALS
+        if (text := _token_text(declared.get(name), config_path, name)) is not None
+    }
     more = [
         *_token_list(declared.get("additional_special_tokens"), config_path, "additional_special_tokens"),
         *_token_list(declared.get("extra_special_tokens"), config_path, "extra_special_tokens"),
@@ -75,7 +80,9 @@ def _template(folder: Path, config: Mapping[str, Any], config_path: Path) -> str
     value = config.get("chat_template")
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, list) and all(isinstance(entry, dict) and isinstance(entry.get("template"), str) for entry in value):
+    if isinstance(value, list) and all(
+        isinstance(entry, dict) and isinstance(entry.get("template"), str) for entry in value
+    ):
         return next((str(entry["template"]) for entry in value if entry.get("name") == "default"), None)
     raise CheckpointError(str(config_path), "chat_template", "must be text or a list of {name, template} objects")
 

@@ -28,7 +28,10 @@ def main() -> None:
     """Runs until SIGTERM or SIGINT. Exit status 1 when it cannot start, with one line that says why."""
     settings = parse()
     logging.basicConfig(
-        level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+        level=settings.log_level,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     quieten()
@@ -41,7 +44,9 @@ def main() -> None:
 async def run(settings: Settings) -> None:
     """Raises ApiError without credentials, OSError when the port is taken."""
     kube = Kube(settings.concurrency, settings.lease_duration / 3)
-    lease = Lease(kube, settings.lease_namespace, settings.lease_name, settings.identity, duration=settings.lease_duration)
+    lease = Lease(
+        kube, settings.lease_namespace, settings.lease_name, settings.identity, duration=settings.lease_duration
+    )
     observer = Observer(settings)
     applier = Applier(kube, lambda: lease.held)
 
@@ -61,7 +66,9 @@ async def run(settings: Settings) -> None:
         await asyncio.wait([asyncio.create_task(stop.wait()), watching, *acting], return_when=asyncio.FIRST_COMPLETED)
     finally:
         results = await _end(*acting)
-        await lease.release()  # before kopf has closed its watches, which takes seconds: another operator may start at once
+        await (
+            lease.release()
+        )  # before kopf has closed its watches, which takes seconds: another operator may start at once
         results += await _end(watching)
         await asyncio.to_thread(server.close)
         await kube.close()
@@ -77,7 +84,8 @@ async def _end(*tasks: asyncio.Task[None]) -> list[BaseException | None]:
 
 
 async def _watch(settings: Settings, loop: Loop) -> None:
-    """Keeps kopf running with the watches that are permitted; starts it again when it ended, or when rights have changed."""
+    """Keeps kopf running with the watches that are permitted; starts it again when it ended, or when rights have
+    changed."""
     here = asyncio.get_running_loop()
 
     def take(plural: str, kind: str | None, document: Mapping[str, Any]) -> None:

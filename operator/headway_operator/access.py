@@ -1,4 +1,5 @@
-"""What the operator may do, asked of the API server itself: a watch without permission would end everything, so none is begun unasked."""
+"""What the operator may do, asked of the API server itself: a watch without permission would end everything, so none is
+begun unasked."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ NEEDED = (
     Right("list", "autoscaling", "horizontalpodautoscalers", "ScalingActive"),
     Right("create", "", "events", "Ready"),
 )
-"""Besides these: get and patch of each gateway's policy ConfigMap, by name, found out when it is used; and the lease."""
+"""Besides these: get and patch of each gateway's policy ConfigMap, by name, found out when it is used; and the
+lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,13 @@ class Access:
     def may_watch(self, namespace: str, resource: str) -> bool:
         """Both verbs that a watch needs."""
         return not any(
-            place == namespace and right.resource == resource and right.verb in ("list", "watch") for place, right in self.missing
+            place == namespace and right.resource == resource and right.verb in ("list", "watch")
+            for place, right in self.missing
         )
 
     def lacks(self, namespace: str, condition: str | None = None) -> tuple[Right, ...]:
-        """Rights missing for objects of `namespace`, in the order of `NEEDED`; only those that `condition` needs, when it is given."""
+        """Rights missing for objects of `namespace`, in the order of `NEEDED`; only those that `condition` needs, when
+        it is given."""
         if not self.missing:
             return ()
         missing = {right for place, right in self.missing if place in ("", namespace)}

@@ -1,4 +1,5 @@
-"""KnobsApplied: whether the policy that was written is the policy in force, from what the pods themselves confirm. Pure."""
+"""KnobsApplied: whether the policy that was written is the policy in force, from what the pods themselves confirm.
+Pure."""
 
 from __future__ import annotations
 
@@ -22,17 +23,23 @@ def acknowledged_replicas(observation: Observation, policy: Policy | None) -> in
     """Serving replicas that confirm the policy."""
     if policy is None:
         return 0
-    return sum(observation.acknowledged.get(replica.name, 0) >= policy.revision for replica in observation.snapshot.fresh)
+    return sum(
+        observation.acknowledged.get(replica.name, 0) >= policy.revision for replica in observation.snapshot.fresh
+    )
 
 
-def knobs_applied(slo: ServingSLO, policy: Policy | None, observation: Observation, failure: ApiError | None, waited: float) -> Verdict:
+def knobs_applied(
+    slo: ServingSLO, policy: Policy | None, observation: Observation, failure: ApiError | None, waited: float
+) -> Verdict:
     """The condition. `failure` is why the policy could not be written, `waited` the seconds since it was."""
 
     def verdict(holds: bool | None, reason: str, message: str) -> Verdict:
         return Verdict("KnobsApplied", holds, reason, message)
 
     if paused(slo):
-        return verdict(False, "Paused", f"the annotation {ANNOTATION_PAUSED} is set: nothing is applied until it is removed")
+        return verdict(
+            False, "Paused", f"the annotation {ANNOTATION_PAUSED} is set: nothing is applied until it is removed"
+        )
     if failure is not None:
         return verdict(False, *_failure(failure, slo))
     if slo.mode is not Mode.ENFORCE:
@@ -41,7 +48,9 @@ def knobs_applied(slo: ServingSLO, policy: Policy | None, observation: Observati
         raise AssertionError("without a failure, enforcing writes a policy")
     if observation.refusals:
         pod, why = sorted(observation.refusals.items())[0]
-        return verdict(False, "Refused", f"{len(observation.refusals)} pods could not read the policy, such as {pod}: {why}")
+        return verdict(
+            False, "Refused", f"{len(observation.refusals)} pods could not read the policy, such as {pod}: {why}"
+        )
     serving = len(observation.snapshot.fresh)
     confirmed = acknowledged_replicas(observation, policy)
     if serving == 0:
@@ -50,11 +59,15 @@ def knobs_applied(slo: ServingSLO, policy: Policy | None, observation: Observati
         words = f"{confirmed} of {serving} serving replicas confirmed revision {policy.revision}"
         if waited < PATIENCE:
             return verdict(None, "Waiting", words)
-        return verdict(False, "NotAcknowledged", f"{words}: check that they mount the ConfigMap and were started with --policy")
+        return verdict(
+            False, "NotAcknowledged", f"{words}: check that they mount the ConfigMap and were started with --policy"
+        )
     if observation.clamped:
         what = "; ".join(f"{knob}: {why}" for knob, why in sorted(observation.clamped.items()))
         return verdict(True, "Clamped", f"every serving replica confirmed the policy; some have less in force: {what}")
-    return verdict(True, "Acknowledged", f"revision {policy.revision} is in force on {confirmed} of {serving} serving replicas")
+    return verdict(
+        True, "Acknowledged", f"revision {policy.revision} is in force on {confirmed} of {serving} serving replicas"
+    )
 
 
 def _failure(error: ApiError, slo: ServingSLO) -> tuple[str, str]:
@@ -62,7 +75,8 @@ def _failure(error: ApiError, slo: ServingSLO) -> tuple[str, str]:
     if error.forbidden:
         return (
             "Forbidden",
-            f"the operator's account may not get and patch ConfigMap {name} in namespace {slo.namespace}: grant it ({error.message})",
+            f"the operator's account may not get and patch ConfigMap {name} in namespace {slo.namespace}: grant "
+            f"it ({error.message})",
         )
     if error.missing:
         return (

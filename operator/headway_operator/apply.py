@@ -1,6 +1,8 @@
-"""Carries a plan out: policy, touch of the pods, deletion cost, scale. The only place that changes anything but a status.
+"""Carries a plan out: policy, touch of the pods, deletion cost, scale. The only place that changes anything but a
+status.
 
-Every write asks first whether the lease is held. Each step can be found again in the cluster, so one that fails is simply planned again.
+Every write asks first whether the lease is held. Each step can be found again in the cluster, so one that fails is
+simply planned again.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ TOUCH_AGAIN = 3.0
 TOUCHES = 5
 """Touches of one pod for one revision; after that the kubelet's own minute has to do."""
 FRESH = 30.0
-"""Seconds for which a ConfigMap that was read is believed; a write of one that changed since is refused, and reads it again."""
+"""Seconds for which a ConfigMap that was read is believed; a write of one that changed since is refused, and reads it
+again."""
 _CONFLICTS = 5
 
 log = logging.getLogger(__name__)
@@ -69,7 +72,8 @@ class Applier:
         self._may_write = may_write
         self._maps: dict[tuple[str, str], Written] = {}
         self._turns: dict[tuple[str, str], asyncio.Lock] = {}
-        """Many objects share a ConfigMap: one reads it for all, and they write one after the other instead of refusing each other."""
+        """Many objects share a ConfigMap: one reads it for all, and they write one after the other instead of refusing
+        each other."""
 
     async def config_map(self, target: Target, now: float) -> Written:
         """The policy ConfigMap, read at most `FRESH` seconds ago. Raises ApiError."""
@@ -86,10 +90,14 @@ class Applier:
             known = self._maps[key] = Written(await self._kube.get(_map_path(*key)), now)
         return known
 
-    async def write_policy(self, target: Target, knobs: Knobs, cordoned: tuple[str, ...], *, above: int, now: float) -> Policy:
-        """The policy, with a revision higher than any that was ever written or acknowledged (`above`). Raises ApiError, NotLeading.
+    async def write_policy(
+        self, target: Target, knobs: Knobs, cordoned: tuple[str, ...], *, above: int, now: float
+    ) -> Policy:
+        """The policy, with a revision higher than any that was ever written or acknowledged (`above`). Raises ApiError,
+        NotLeading.
 
-        A ConfigMap that somebody else changed meanwhile is read again: their keys are not ours, but a revision of theirs may be higher.
+        A ConfigMap that somebody else changed meanwhile is read again: their keys are not ours, but a revision of
+        theirs may be higher.
         """
         slo = target.slo
         key = (slo.namespace, target.config_map)
@@ -115,11 +123,20 @@ class Applier:
                     continue
                 self._maps[key] = Written(answer, now)
                 ACTIONS.labels("policy").inc()
-                log.info("%s/%s: policy revision %d: %s, cordoned %s", slo.namespace, slo.name, revision, knobs, list(cordoned))
+                log.info(
+                    "%s/%s: policy revision %d: %s, cordoned %s",
+                    slo.namespace,
+                    slo.name,
+                    revision,
+                    knobs,
+                    list(cordoned),
+                )
                 return document
         raise AssertionError("the last attempt returns or raises")
 
-    async def touch(self, target: Target, policy: Policy, acknowledged: Mapping[str, int], touches: Touches, now: float) -> float | None:
+    async def touch(
+        self, target: Target, policy: Policy, acknowledged: Mapping[str, int], touches: Touches, now: float
+    ) -> float | None:
         """Touches the ready pods that have not acknowledged; returns the seconds until the next is due, or None.
 
         Raises ApiError, NotLeading.
@@ -152,7 +169,8 @@ class Applier:
         ACTIONS.labels("touch").inc()
 
     async def scale(self, target: Target, action: Scale) -> bool:
-        """Marks the victims, takes stale marks away, and sets the scale; False when it was changed by somebody else meanwhile.
+        """Marks the victims, takes stale marks away, and sets the scale; False when it was changed by somebody else
+        meanwhile.
 
         Raises ApiError, NotLeading.
         """
@@ -173,8 +191,13 @@ class Applier:
         return True
 
     async def mark(self, pods: Iterable[Pod], victims: frozenset[str]) -> None:
-        """The deletion cost on exactly these pods; whoever carries it without being a victim loses it. Raises ApiError, NotLeading."""
-        wrong = [pod for pod in pods if pod.phase is not Phase.LEAVING and (pod.cost == manifests.DELETION_COST) != (pod.name in victims)]
+        """The deletion cost on exactly these pods; whoever carries it without being a victim loses it. Raises ApiError,
+        NotLeading."""
+        wrong = [
+            pod
+            for pod in pods
+            if pod.phase is not Phase.LEAVING and (pod.cost == manifests.DELETION_COST) != (pod.name in victims)
+        ]
         for pod in wrong:
             self._check()
             try:

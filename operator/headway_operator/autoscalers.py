@@ -1,4 +1,5 @@
-"""Other people's autoscalers on a target: HorizontalPodAutoscaler objects, which KEDA makes too. Listed now and then, never watched."""
+"""Other people's autoscalers on a target: HorizontalPodAutoscaler objects, which KEDA makes too. Listed now and then,
+never watched."""
 
 from __future__ import annotations
 

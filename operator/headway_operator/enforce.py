@@ -69,7 +69,8 @@ class Enforcer:
         failure: ApiError | None,
         now: float,
     ) -> Outcome:
-        """`failure` is why the policy could not be read. Raises ApiError when the API server failed for now, NotLeading."""
+        """`failure` is why the policy could not be read. Raises ApiError when the API server failed for now,
+        NotLeading."""
         slo, snapshot = target.slo, observation.snapshot
         enforced = slo.mode is Mode.ENFORCE and not paused(slo)
         outcome = Outcome(snapshot.policy)
@@ -96,7 +97,14 @@ class Enforcer:
         return outcome
 
     async def _carry_policy(
-        self, target: Target, observation: Observation, wanted: Plan, progress: Progress, outcome: Outcome, *, now: float
+        self,
+        target: Target,
+        observation: Observation,
+        wanted: Plan,
+        progress: Progress,
+        outcome: Outcome,
+        *,
+        now: float,
     ) -> None:
         """Writes the policy when it says something new, or a pod knows a higher revision; then has the pods read it."""
         slo, before = target.slo, observation.snapshot.policy
@@ -106,7 +114,9 @@ class Enforcer:
         cordoned = (cordon.replicas if cordon else before.cordoned if before else ()) if enforced else ()
         outvoted = before is not None and observation.highest_revision > before.revision
         if outvoted or not manifests.says_the_same(before, manifests.policy(target, knobs, cordoned, 1)):
-            outcome.policy = await self._applier.write_policy(target, knobs, cordoned, above=observation.highest_revision, now=now)
+            outcome.policy = await self._applier.write_policy(
+                target, knobs, cordoned, above=observation.highest_revision, now=now
+            )
             outcome.again = SOON
             if enforced:
                 outcome.decisions += [
@@ -118,7 +128,9 @@ class Enforcer:
             due = await self._touch(target, outcome.policy, observation, progress, now)
             outcome.again = min(outcome.again, due)
 
-    async def _touch(self, target: Target, policy: Policy, observation: Observation, progress: Progress, now: float) -> float:
+    async def _touch(
+        self, target: Target, policy: Policy, observation: Observation, progress: Progress, now: float
+    ) -> float:
         """Seconds until a pod must be touched again. Without the right to touch, the kubelet's own minute has to do."""
         try:
             due = await self._applier.touch(target, policy, observation.acknowledged, progress.touches, now)
@@ -130,5 +142,6 @@ class Enforcer:
 
 
 def scaling_rights(access: Access, slo: ServingSLO) -> tuple[str, ...]:
-    """Rights that are missing for scaling; with one of them missing nothing is scaled, since a foreign autoscaler may be unseen."""
+    """Rights that are missing for scaling; with one of them missing nothing is scaled, since a foreign autoscaler may
+    be unseen."""
     return tuple(str(right) for right in access.lacks(slo.namespace, "ScalingActive"))

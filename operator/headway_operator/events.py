@@ -29,7 +29,12 @@ class Events:
         self._told: dict[tuple[str, str], float] = {}
 
     async def tell(
-        self, document: Mapping[str, Any], verdicts: Iterable[Verdict], decisions: Iterable[Decision], before: Mapping[str, Any], at: str
+        self,
+        document: Mapping[str, Any],
+        verdicts: Iterable[Verdict],
+        decisions: Iterable[Decision],
+        before: Mapping[str, Any],
+        at: str,
     ) -> None:
         """Decisions, conditions that became False or changed why, and those that hold again."""
         for decision in decisions:
@@ -54,7 +59,9 @@ class Events:
         self._told = {known: told for known, told in self._told.items() if now - told < QUIET}
         self._told[key] = now
         namespace = document["metadata"]["namespace"]
-        body = manifests.event(document, reason=reason, message=message, warning=warning, at=at, reporter=self._reporter)
+        body = manifests.event(
+            document, reason=reason, message=message, warning=warning, at=at, reporter=self._reporter
+        )
         try:
             await self._kube.create(f"/api/v1/namespaces/{namespace}/events", body)
         except ApiError as error:

@@ -1,4 +1,5 @@
-"""What the operator listens to. An index: each body is one call. No handler here changes an object, so kopf adds no finalizer anywhere."""
+"""What the operator listens to. An index: each body is one call. No handler here changes an object, so kopf adds no
+finalizer anywhere."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Take = Callable[[str, str | None, Mapping[str, Any]], None]
 
 
 def registry(take: Take, plurals: Collection[str]) -> kopf.OperatorRegistry:
-    """Handlers for the resources named; the others are left out because they may not be watched, for a condition to say so."""
+    """Handlers for the resources named; the others are left out because they may not be watched, for a condition to say
+    so."""
     index = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=index)
@@ -43,7 +45,8 @@ def registry(take: Take, plurals: Collection[str]) -> kopf.OperatorRegistry:
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """kopf as a source of events only: it posts none of its own, and does not scan namespaces or CRDs, which would need cluster rights."""
+    """kopf as a source of events only: it posts none of its own, and does not scan namespaces or CRDs, which would need
+    cluster rights."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.watching.server_timeout = 300  # seconds, whole: the API server refuses "300.0"

@@ -1,7 +1,7 @@
 """Calls to the API server: JSON in, JSON out, retried where that is safe. Credentials come from the kubernetes client.
 
-Nothing here knows what an object means. A call that fails for good raises `ApiError`; one that failed for now has been tried again with
-backoff, and raises with `transient` set when that did not help, so that the caller comes back later.
+Nothing here knows what an object means. A call that fails for good raises `ApiError`; one that failed for now has been
+tried again with backoff, and raises with `transient` set when that did not help, so that the caller comes back later.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Kube:
     """One API server. `close` it at the end."""
 
     def __init__(self, concurrency: int = 16, timeout: float = 5.0) -> None:
-        """`timeout` in seconds: a write begun before the lease was lost must have ended before another operator may act.
+        """`timeout` in seconds: a write begun before the lease was lost must have ended before another operator may
+        act.
 
         Raises ApiError when there are no credentials to be found.
         """
@@ -126,7 +127,9 @@ class Kube:
         headers = {**self._credentials(), "Content-Type": kind}
         try:
             async with self._turn:
-                answer = await self._http.request(method, path, params=dict(query or {}), content=content, headers=headers)
+                answer = await self._http.request(
+                    method, path, params=dict(query or {}), content=content, headers=headers
+                )
         except httpx.HTTPError as error:
             API_CALLS.labels(method, "none").inc()
             raise _Later(ApiError(0, str(error) or type(error).__name__, what)) from error
@@ -146,7 +149,11 @@ class Kube:
     def _credentials(self) -> dict[str, str]:
         """Read anew for each call: tokens are rotated under the client's feet."""
         settings = self._configuration.auth_settings().values()
-        return {setting["key"]: setting["value"].strip() for setting in settings if setting["in"] == "header" and setting["value"]}
+        return {
+            setting["key"]: setting["value"].strip()
+            for setting in settings
+            if setting["in"] == "header" and setting["value"]
+        }
 
 
 class _Later(Exception):
@@ -166,7 +173,9 @@ def _configuration() -> Any:
         except config.ConfigException:
             config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
-        raise ApiError(0, f"no credentials: run in a pod with a ServiceAccount, or set KUBECONFIG ({error})", "connecting") from error
+        raise ApiError(
+            0, f"no credentials: run in a pod with a ServiceAccount, or set KUBECONFIG ({error})", "connecting"
+        ) from error
     return configuration
 
 

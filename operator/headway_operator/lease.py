@@ -1,7 +1,9 @@
-"""Who acts: a coordination.k8s.io Lease, as Kubernetes' own controllers use it. Others' clocks are never compared, only changes seen.
+"""Who acts: a coordination.k8s.io Lease, as Kubernetes' own controllers use it. Others' clocks are never compared, only
+changes seen.
 
-The holder renews every 2 s and stops acting when it could not for 10 s; another takes over when it saw no renewal for 15 s. The gap is the
-time that a write begun in time may still take. Another duration than 15 s changes all three by the same factor.
+The holder renews every 2 s and stops acting when it could not for 10 s; another takes over when it saw no renewal for
+15 s. The gap is the time that a write begun in time may still take. Another duration than 15 s changes all three by the
+same factor.
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ class Lease:
     """One operator's hold on the lease. `run` it; ask `held` before every write."""
 
     def __init__(
-        self, kube: Kube, namespace: str, name: str, identity: str, clock: Callable[[], float] = time.monotonic, duration: float = DURATION
+        self,
+        kube: Kube,
+        namespace: str,
+        name: str,
+        identity: str,
+        clock: Callable[[], float] = time.monotonic,
+        duration: float = DURATION,
     ) -> None:
         self._kube = kube
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
@@ -40,7 +48,8 @@ class Lease:
         self._seen: tuple[str, str] | None = None
         self._seen_at = 0.0
         self.term = 0
-        """Grows each time the lease was taken from somebody else, or from nobody: what was remembered before may be out of date."""
+        """Grows each time the lease was taken from somebody else, or from nobody: what was remembered before may be out
+        of date."""
         LEADING.set_function(lambda: float(self.held))
         self.trouble: str | None = None
         """Why the last attempt failed."""
@@ -62,7 +71,9 @@ class Lease:
                     log.warning("lease: %s", error)
                 self.trouble = str(error)
             if self.held != was:
-                log.info("%s the lease %s as %s", "holding" if self.held else "no longer holding", self._path, self.identity)
+                log.info(
+                    "%s the lease %s as %s", "holding" if self.held else "no longer holding", self._path, self.identity
+                )
             await asyncio.sleep(self._period)
 
     async def release(self) -> None:
@@ -73,7 +84,12 @@ class Lease:
         try:
             current = await self._kube.get(self._path)
             if current.get("spec", {}).get("holderIdentity") == self.identity:
-                current["spec"] = {**current["spec"], "holderIdentity": "", "renewTime": _now(), "leaseDurationSeconds": 1}
+                current["spec"] = {
+                    **current["spec"],
+                    "holderIdentity": "",
+                    "renewTime": _now(),
+                    "leaseDurationSeconds": 1,
+                }
                 await self._kube.replace(self._path, current)
         except ApiError as error:
             log.info("lease not given back, it runs out in %.0fs: %s", self._duration, error)

@@ -1,6 +1,8 @@
-"""When to look at which object. One loop, under the lease: every object each interval, at once when it changed, sooner after a write.
+"""When to look at which object. One loop, under the lease: every object each interval, at once when it changed, sooner
+after a write.
 
-An object whose look fails waits longer each time, and nobody waits for it. What is remembered of objects ends with the term of the lease.
+An object whose look fails waits longer each time, and nobody waits for it. What is remembered of objects ends with the
+term of the lease.
 """
 
 from __future__ import annotations
@@ -158,7 +160,8 @@ class Loop:
             log.error("%s", self._served.complaint)
 
     async def _relist(self) -> None:
-        """Whole lists, so that an object whose end was missed does not count for ever. What may not be listed is left as it is."""
+        """Whole lists, so that an object whose end was missed does not count for ever. What may not be listed is left
+        as it is."""
         if not self._is_time("relist", RELIST):
             return
         try:
@@ -226,13 +229,16 @@ class Loop:
         return wait
 
     async def _complain(self, key: Key, record: Record, complaint: str) -> float:
-        """Says once that the schema is refused: an older one may drop the status, and a watch that broke with it shows it late."""
+        """Says once that the schema is refused: an older one may drop the status, and a watch that broke with it shows
+        it late."""
         document = self.store.slos.get(*key)
         if document is None or record.refusal == complaint:
             return self._settings.interval
         before = document.get("status") or {}
         verdict = Verdict("Ready", False, "StaleSchema", complaint)
-        known: dict[str, Any] = next((entry for entry in before.get("conditions") or () if entry.get("type") == "Ready"), {})
+        known: dict[str, Any] = next(
+            (entry for entry in before.get("conditions") or () if entry.get("type") == "Ready"), {}
+        )
         if (known.get("status"), known.get("reason"), known.get("message")) != ("False", "StaleSchema", complaint):
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             listed = status.conditions([verdict], before, int(document["metadata"].get("generation", 0)), at)

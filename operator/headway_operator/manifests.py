@@ -57,7 +57,8 @@ def policy(target: Target, knobs: Knobs, cordoned: tuple[str, ...], revision: in
 
 
 def says_the_same(one: Policy | None, other: Policy) -> bool:
-    """Equal in everything that a gateway or a runtime acts on: a mere edit of bounds changes the generation and nothing else."""
+    """Equal in everything that a gateway or a runtime acts on: a mere edit of bounds changes the generation and nothing
+    else."""
     return one is not None and replace(one, revision=other.revision, generation=other.generation) == other
 
 
@@ -82,13 +83,18 @@ def policy_apply(name: str, config_map: Mapping[str, Any], document: Policy) -> 
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "resourceVersion": metadata["resourceVersion"]},
+        "metadata": {
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "resourceVersion": metadata["resourceVersion"],
+        },
         "data": {policy_key(name): dump(document)},
     }
 
 
 def touch_patch(revision: int, attempt: int) -> dict[str, Any]:
-    """Makes the kubelet refresh a pod's mounted ConfigMaps now; each further attempt must differ to have that effect."""
+    """Makes the kubelet refresh a pod's mounted ConfigMaps now; each further attempt must differ to have that
+    effect."""
     value = str(revision) if attempt == 1 else f"{revision}.{attempt}"
     return {"metadata": {"annotations": {ANNOTATION_POLICY_TOUCH: value}}}
 
@@ -103,7 +109,9 @@ def scale_patch(scale: Mapping[str, Any], replicas: int) -> dict[str, Any]:
     return {"metadata": {"resourceVersion": scale["metadata"]["resourceVersion"]}, "spec": {"replicas": replicas}}
 
 
-def event(slo_document: Mapping[str, Any], *, reason: str, message: str, warning: bool, at: str, reporter: str) -> dict[str, Any]:
+def event(
+    slo_document: Mapping[str, Any], *, reason: str, message: str, warning: bool, at: str, reporter: str
+) -> dict[str, Any]:
     """An Event about the object. Its name follows from what it says and when, so that sending it twice makes one."""
     metadata = slo_document["metadata"]
     digest = hashlib.blake2b(f"{metadata.get('uid')}/{reason}/{message}/{at}".encode(), digest_size=8).hexdigest()

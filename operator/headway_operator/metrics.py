@@ -1,4 +1,5 @@
-"""The operator's own figures and its health, on one small server. Labels are names of objects and closed sets, never text from outside."""
+"""The operator's own figures and its health, on one small server. Labels are names of objects and closed sets, never
+text from outside."""
 
 from __future__ import annotations
 
@@ -22,12 +23,18 @@ RECONCILES = Histogram(
     buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
     registry=REGISTRY,
 )
-FAILURES = Counter("headway_operator_reconcile_failures", "Looks that ended in an error.", ["reason"], registry=REGISTRY)
+FAILURES = Counter(
+    "headway_operator_reconcile_failures", "Looks that ended in an error.", ["reason"], registry=REGISTRY
+)
 API_CALLS = Counter("headway_operator_api_calls", "Calls to the Kubernetes API.", ["method", "code"], registry=REGISTRY)
 POLLS = Counter("headway_operator_polls", "Load reports asked for.", ["kind", "outcome"], registry=REGISTRY)
 ACTIONS = Counter("headway_operator_actions", "What was set.", ["action"], registry=REGISTRY)
-MISSING_RIGHTS = Gauge("headway_operator_missing_rights", "Rights that the operator needs and lacks.", registry=REGISTRY)
-CONDITION = Gauge("headway_slo_condition", "1: True, 0: False, -1: Unknown.", ["namespace", "name", "condition"], registry=REGISTRY)
+MISSING_RIGHTS = Gauge(
+    "headway_operator_missing_rights", "Rights that the operator needs and lacks.", registry=REGISTRY
+)
+CONDITION = Gauge(
+    "headway_slo_condition", "1: True, 0: False, -1: Unknown.", ["namespace", "name", "condition"], registry=REGISTRY
+)
 
 
 class Server:
@@ -37,7 +44,9 @@ class Server:
         """`healthy` returns None, or what is wrong. Raises OSError when the port is taken."""
         self._healthy = healthy
         self._metrics = make_wsgi_app(REGISTRY)
-        self._server: WSGIServer = make_server(host, port, self._answer, ThreadingWSGIServer, handler_class=_SilentHandler)
+        self._server: WSGIServer = make_server(
+            host, port, self._answer, ThreadingWSGIServer, handler_class=_SilentHandler
+        )
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
@@ -59,7 +68,10 @@ class Server:
             return metrics
         if path == PATH_HEALTHZ:
             wrong = self._healthy()
-            start("200 OK" if wrong is None else "503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
+            start(
+                "200 OK" if wrong is None else "503 Service Unavailable",
+                [("Content-Type", "text/plain; charset=utf-8")],
+            )
             return [(wrong or "ok").encode() + b"\n"]
         start("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
         return [b"see /metrics and /healthz\n"]

@@ -1,4 +1,5 @@
-"""Asks the pods how they are: load reports of runtimes and gateways by HTTP, and the snapshot that the planner decides from.
+"""Asks the pods how they are: load reports of runtimes and gateways by HTTP, and the snapshot that the planner decides
+from.
 
 A pod that does not answer, or answers nonsense, is one without news; it never fails the round for the others.
 """
@@ -137,7 +138,9 @@ class Known:
     autoscaler: str | None
 
 
-def observe(target: Target, observer: Observer, book: TrafficBook, known: Known, *, stale_after: float, now: float) -> Observation:
+def observe(
+    target: Target, observer: Observer, book: TrafficBook, known: Known, *, stale_after: float, now: float
+) -> Observation:
     """One observation from what the observer heard; `book` is the target's traffic so far and takes this reading."""
     heard = {pod.name: voice for pod in target.gateways if (voice := observer.gateway(pod))}
     books = {name: (voice.report, _books(voice.report, target)) for name, voice in heard.items()}

@@ -1,4 +1,5 @@
-"""One look at one ServingSLO: resolve, observe, plan, apply, report. Reads as the path; each step is a module of its own."""
+"""One look at one ServingSLO: resolve, observe, plan, apply, report. Reads as the path; each step is a module of its
+own."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ class Reconciler:
         self._events = Events(kube, settings.identity, clock)
 
     async def look(self, key: Key, record: Record, access: Access) -> float:
-        """One look; returns the seconds until the next. Raises ApiError when the API server failed for now, NotLeading, nothing else."""
+        """One look; returns the seconds until the next. Raises ApiError when the API server failed for now, NotLeading,
+        nothing else."""
         document = self._store.slos.get(*key)
         if document is None:
             return self._settings.interval
@@ -88,13 +90,16 @@ class Reconciler:
         if other != record.left_to:
             record.left_to = other
             self._hide(key, record)
-            log.info("%s/%s is %s", *key, f"left to the operator {other} that its gateway names" if other else "managed here")
+            log.info(
+                "%s/%s is %s", *key, f"left to the operator {other} that its gateway names" if other else "managed here"
+            )
         if other is not None:
             return self._settings.interval
         resolution = resolve(document, self._store, access)
         if resolution.target is None:
             undecided = [
-                Verdict(kind, None, "TargetNotResolved", "not judged while the target is not resolved") for kind in status.UNDECIDED
+                Verdict(kind, None, "TargetNotResolved", "not judged while the target is not resolved")
+                for kind in status.UNDECIDED
             ]
             verdicts = [resolution.accepted, resolution.resolved, *undecided]
             await self._report(document, record, access, resolution.slo, verdicts, Figures(), [])
@@ -114,7 +119,9 @@ class Reconciler:
         )
         wanted = plan(observation.snapshot, target.slo, record.memory, now, self._settings.drain_budget)
         record.memory = wanted.memory
-        outcome = await self._enforcer.carry_out(target, observation, wanted, record.progress, access, failure=failure, now=now)
+        outcome = await self._enforcer.carry_out(
+            target, observation, wanted, record.progress, access, failure=failure, now=now
+        )
         record.waiting = outcome.again < self._settings.interval
         record.cordoned = target if outcome.policy is not None and outcome.policy.cordoned else None
         if target.slo.mode is Mode.RECOMMEND:
@@ -146,12 +153,20 @@ class Reconciler:
             return None, error
 
     async def _autoscaler(self, target: Target, access: Access, now: float) -> str | None:
-        if target.slo.bounds.replicas is None or not access.may(target.slo.namespace, "list", "horizontalpodautoscalers"):
+        if target.slo.bounds.replicas is None or not access.may(
+            target.slo.namespace, "list", "horizontalpodautoscalers"
+        ):
             return None
         return await self._autoscalers.of(target.slo.namespace, target.slo.target_name, now)
 
     def _figures(
-        self, target: Target, observation: Observation, wanted: Plan, policy: Policy | None, document: Mapping[str, Any], record: Record
+        self,
+        target: Target,
+        observation: Observation,
+        wanted: Plan,
+        policy: Policy | None,
+        document: Mapping[str, Any],
+        record: Record,
     ) -> Figures:
         slo, snapshot = target.slo, observation.snapshot
         before = document.get("status") or {}
@@ -201,7 +216,9 @@ class Reconciler:
             answer = await self._kube.patch(path, {"status": status.merge_patch(before, after)})
         except ApiError as error:
             if error.forbidden:
-                await self._events.warn(document, "MissingPermission", f"the status cannot be written: {error.message}", at)
+                await self._events.warn(
+                    document, "MissingPermission", f"the status cannot be written: {error.message}", at
+                )
             if not error.missing:
                 raise
             return
@@ -212,7 +229,9 @@ class Reconciler:
     def _show(self, metadata: Mapping[str, Any], verdicts: list[Verdict], record: Record) -> None:
         for verdict in verdicts:
             record.shown.add(verdict.kind)
-            CONDITION.labels(metadata["namespace"], metadata["name"], verdict.kind).set(-1 if verdict.holds is None else int(verdict.holds))
+            CONDITION.labels(metadata["namespace"], metadata["name"], verdict.kind).set(
+                -1 if verdict.holds is None else int(verdict.holds)
+            )
 
     def _hide(self, key: Key, record: Record) -> None:
         for kind in record.shown:
@@ -220,7 +239,8 @@ class Reconciler:
         record.shown.clear()
 
     async def forget(self, key: Key, record: Record) -> None:
-        """The object is gone: its figures leave /metrics, and knobs and replicas stay. Only who was cordoned gets requests again.
+        """The object is gone: its figures leave /metrics, and knobs and replicas stay. Only who was cordoned gets
+        requests again.
 
         Raises ApiError, NotLeading.
         """
@@ -244,7 +264,11 @@ def _recommended(document: Mapping[str, Any], slo: ServingSLO) -> Knobs | None:
 def _recommendations(wanted: Plan, document: Mapping[str, Any]) -> list[Decision]:
     """What is recommended now and was not before."""
     before = (document.get("status") or {}).get("desired") or {}
-    made = [Decision("SetKnobs", "KnobsRecommended", action.message) for action in wanted.actions if isinstance(action, SetKnobs)]
+    made = [
+        Decision("SetKnobs", "KnobsRecommended", action.message)
+        for action in wanted.actions
+        if isinstance(action, SetKnobs)
+    ]
     if not wanted.held and wanted.replicas not in (None, before.get("replicas")):
         made.append(Decision("Scale", "ReplicasRecommended", f"{wanted.replicas} replicas: {wanted.replicas_message}"))
     return made

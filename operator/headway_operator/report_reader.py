@@ -1,5 +1,5 @@
-"""One GET of a report on a short connection of its own. A general client's pool costs more than the rest of a look when a thousand pods
-are asked in turn and none is asked twice in a second.
+"""One GET of a report on a short connection of its own. A general client's pool costs more than the rest of a look when
+a thousand pods are asked in turn and none is asked twice in a second.
 
 HTTP/1.0 is asked for on purpose: such an answer has one plain body, and ends with it.
 """
@@ -20,8 +20,8 @@ _OK = 200
 async def get(host: str, port: int, path: str, *, longest: int) -> bytes:
     """The body, `longest` bytes at most.
 
-    Raises OSError or EOFError when the connection fails, DocumentError when the answer is not one, is not 200, or is too long. The caller
-    bounds the time.
+    Raises OSError or EOFError when the connection fails, DocumentError when the answer is not one, is not 200, or is
+    too long. The caller bounds the time.
     """
     reader, writer = await asyncio.open_connection(host, port, limit=LARGEST_HEAD)
     try:

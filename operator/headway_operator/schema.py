@@ -1,7 +1,7 @@
 """Whether the cluster's ServingSLO schema is the one this operator was made for.
 
-An older schema drops fields it does not know: what users write is lost without a word, and a status that never reads back as written would
-be written for ever. So an older one is refused, with the command that upgrades it.
+An older schema drops fields it does not know: what users write is lost without a word, and a status that never reads
+back as written would be written for ever. So an older one is refused, with the command that upgrades it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,18 @@ from headway_operator.kube import ApiError, Kube
 UPGRADE = "kubectl apply --server-side -f crds/servingslos.headway.dev.yaml"
 
 _OBSERVED = ("attainment", "class", "requestRate", "shed", "tpot", "ttft")
-_RANGES = tuple(f"spec.bounds.{knob}.{side}" for knob in ("replicas", "maxNumSeqs", "prefillTokenBudget") for side in ("min", "max"))
+_RANGES = tuple(
+    f"spec.bounds.{knob}.{side}" for knob in ("replicas", "maxNumSeqs", "prefillTokenBudget") for side in ("min", "max")
+)
 _OBJECTIVES = ("ttft.target", "ttft.percentile", "ttft.perThousandPromptTokens", "tpot.target", "tpot.percentile")
-_CLASS = ("name", "priority", "shares", "serviceTiers", "maxQueueTime", *(f"objectives.{field}" for field in _OBJECTIVES))
+_CLASS = (
+    "name",
+    "priority",
+    "shares",
+    "serviceTiers",
+    "maxQueueTime",
+    *(f"objectives.{field}" for field in _OBJECTIVES),
+)
 _SPEC = (
     *("spec.mode", "spec.defaultClass", "spec.gatewayRef.name", "spec.serviceRef.name", "spec.serviceRef.port"),
     *("spec.targetRef.apiVersion", "spec.targetRef.kind", "spec.targetRef.name"),
@@ -65,7 +74,11 @@ async def served(kube: Kube) -> Served:
         if error.missing:
             return missing
         raise
-    found = [schema for name, schema in document.get("components", {}).get("schemas", {}).items() if name.endswith(f".{KIND}")]
+    found = [
+        schema
+        for name, schema in document.get("components", {}).get("schemas", {}).items()
+        if name.endswith(f".{KIND}")
+    ]
     if not found:
         return missing
     lacking = sorted(FIELDS - leaves(found[0]))
@@ -73,7 +86,11 @@ async def served(kube: Kube) -> Served:
         return Served(True)
     more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
     fields = ", ".join(lacking[:3])
-    return Served(True, f"the ServingSLO CRD in this cluster is older than this operator: it lacks {fields}{more}. Upgrade it: {UPGRADE}")
+    return Served(
+        True,
+        f"the ServingSLO CRD in this cluster is older than this operator: it lacks {fields}{more}. Upgrade it: "
+        f"{UPGRADE}",
+    )
 
 
 def leaves(schema: Mapping[str, Any], path: str = "") -> frozenset[str]:

@@ -1,4 +1,5 @@
-"""The operator's flags, checked before anything starts. There are no environment variables to guess, besides those of Kubernetes itself."""
+"""The operator's flags, checked before anything starts. There are no environment variables to guess, besides those of
+Kubernetes itself."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ class Settings:
     lease_namespace: str = "default"
     lease_name: str = "headway-operator"
     lease_duration: float = DURATION
-    identity: str = field(default_factory=lambda: f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}")
+    identity: str = field(
+        default_factory=lambda: f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    )
     interval: float = 5.0
     report_timeout: float = 2.0
     drain_budget: float = 120.0
@@ -70,11 +73,23 @@ def parse(arguments: list[str] | None = None) -> Settings:
     """The flags as settings. A bad one ends the process with status 2 and a message that names it."""
     defaults = Settings()
     parser = argparse.ArgumentParser(
-        prog="headway-operator", description=_HELP, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="headway-operator",
+        description=_HELP,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--namespace", action="append", type=_name, metavar="NAME", help="serve this namespace; repeatable (default: all)")
     parser.add_argument(
-        "--lease-namespace", type=_name, metavar="NAME", help="where the lease lies (default: the first --namespace, else the pod's own)"
+        "--namespace",
+        action="append",
+        type=_name,
+        metavar="NAME",
+        help="serve this namespace; repeatable (default: all)",
+    )
+    parser.add_argument(
+        "--lease-namespace",
+        type=_name,
+        metavar="NAME",
+        help="where the lease lies (default: the first --namespace, else the pod's own)",
     )
     parser.add_argument(
         "--lease-name",
@@ -90,8 +105,16 @@ def parse(arguments: list[str] | None = None) -> Settings:
         metavar="15s",
         help="without a renewal for so long another operator takes over; at least 3s (default 15s)",
     )
-    parser.add_argument("--interval", type=_seconds, default=5.0, metavar="5s", help="how often each object is looked at (default 5s)")
-    parser.add_argument("--report-timeout", type=_seconds, default=2.0, metavar="2s", help="how long a pod may take to report (default 2s)")
+    parser.add_argument(
+        "--interval", type=_seconds, default=5.0, metavar="5s", help="how often each object is looked at (default 5s)"
+    )
+    parser.add_argument(
+        "--report-timeout",
+        type=_seconds,
+        default=2.0,
+        metavar="2s",
+        help="how long a pod may take to report (default 2s)",
+    )
     parser.add_argument(
         "--drain-budget",
         type=_seconds,
@@ -100,16 +123,23 @@ def parse(arguments: list[str] | None = None) -> Settings:
         help="how long a cordoned replica may take to become idle (default 2m)",
     )
     parser.add_argument("--host", default=defaults.host, help="address of /metrics and /healthz (default %(default)s)")
-    parser.add_argument("--port", type=int, default=defaults.port, help="port of /metrics and /healthz, 0: any (default %(default)s)")
     parser.add_argument(
-        "--concurrency", type=int, default=defaults.concurrency, help="objects looked at side by side (default %(default)s)"
+        "--port", type=int, default=defaults.port, help="port of /metrics and /healthz, 0: any (default %(default)s)"
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        default=defaults.concurrency,
+        help="objects looked at side by side (default %(default)s)",
     )
     parser.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default=defaults.log_level)
     given = parser.parse_args(arguments)
     if not 0 <= given.port <= 65535:
         parser.error(f"argument --port: must be from 0 to 65535, not {given.port}")
     if given.lease_duration < SHORTEST_LEASE:
-        parser.error(f"argument --lease-duration: must be at least {SHORTEST_LEASE:.0f}s, not {given.lease_duration:g}s")
+        parser.error(
+            f"argument --lease-duration: must be at least {SHORTEST_LEASE:.0f}s, not {given.lease_duration:g}s"
+        )
     if given.concurrency < 1:
         parser.error(f"argument --concurrency: must be at least 1, not {given.concurrency}")
     namespaces = tuple(dict.fromkeys(given.namespace or ()))

@@ -1,7 +1,9 @@
-"""From what was observed and decided to the object's status. Pure; every condition is true when things are as they should be.
+"""From what was observed and decided to the object's status. Pure; every condition is true when things are as they
+should be.
 
-Steady means silent: a status is written at once when a condition, a knob, a count of replicas or a decision changes; figures are refreshed
-at most every 30 s, and only when one moved by more than a tenth. So a message's wording follows its state, and its numbers ride along.
+Steady means silent: a status is written at once when a condition, a knob, a count of replicas or a decision changes;
+figures are refreshed at most every 30 s, and only when one moved by more than a tenth. So a message's wording follows
+its state, and its numbers ride along.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class Figures:
     ready: int | None = None
     traffic: Traffic | None = None
     whole: bool = True
-    """Whether the traffic covers a window: until then a figure needs samples enough, and what was shown before stands for the others."""
+    """Whether the traffic covers a window: until then a figure needs samples enough, and what was shown before stands
+    for the others."""
     desired: Knobs | None = None
     desired_replicas: int | None = None
     applied: Knobs | None = None
@@ -62,14 +65,17 @@ class Figures:
 
 
 def ready(verdicts: Iterable[Verdict], missing: Iterable[str], otherwise: Verdict) -> Verdict:
-    """Ready: the first condition that keeps the object from being managed as it asks; `otherwise` when there is none."""
+    """Ready: the first condition that keeps the object from being managed as it asks; `otherwise` when there is
+    none."""
     known = {verdict.kind: verdict for verdict in verdicts}
     for kind in ("Accepted", "TargetResolved"):
         if kind in known and known[kind].holds is not True:
             return Verdict("Ready", known[kind].holds, known[kind].reason, known[kind].message)
     rights = ", ".join(missing)
     if rights:
-        return Verdict("Ready", False, "MissingPermission", f"the operator's account may not {rights}: grant it; the rest goes on")
+        return Verdict(
+            "Ready", False, "MissingPermission", f"the operator's account may not {rights}: grant it; the rest goes on"
+        )
     for kind, excused in (("MetricsAvailable", ()), ("Feasible", ()), ("KnobsApplied", ("NotEnforced", "Paused"))):
         verdict = known.get(kind)
         if verdict is not None and verdict.holds is False and verdict.reason not in excused:
@@ -80,7 +86,9 @@ def ready(verdicts: Iterable[Verdict], missing: Iterable[str], otherwise: Verdic
     return otherwise
 
 
-def conditions(verdicts: Iterable[Verdict], before: Mapping[str, Any], generation: int, now: str) -> list[dict[str, Any]]:
+def conditions(
+    verdicts: Iterable[Verdict], before: Mapping[str, Any], generation: int, now: str
+) -> list[dict[str, Any]]:
     """The verdicts as conditions; lastTransitionTime moves only when the status does."""
     old = {condition["type"]: condition for condition in before.get("conditions") or ()}
     made = []
@@ -102,9 +110,11 @@ def conditions(verdicts: Iterable[Verdict], before: Mapping[str, Any], generatio
 
 
 def keep_while_warming(verdicts: Iterable[Verdict], before: Mapping[str, Any], generation: int) -> list[Verdict]:
-    """In the first window after a start, what was known before outweighs what is not known yet: a restart changes no condition.
+    """In the first window after a start, what was known before outweighs what is not known yet: a restart changes no
+    condition.
 
-    Only verdicts that follow from counting over a window are kept, only those about the same generation, and none against bad news.
+    Only verdicts that follow from counting over a window are kept, only those about the same generation, and none
+    against bad news.
     """
     old = {condition["type"]: condition for condition in before.get("conditions") or ()}
 
@@ -127,13 +137,17 @@ def build(
     before: Mapping[str, Any],
     generation: int,
 ) -> dict[str, Any]:
-    """The whole status; what cannot be said is left out, and figures that cannot be counted now stay as they were in `before`."""
+    """The whole status; what cannot be said is left out, and figures that cannot be counted now stay as they were in
+    `before`."""
     status: dict[str, Any] = {"observedGeneration": generation, "conditions": listed}
     _set(status, "replicas", figures.replicas)
     _set(status, "readyReplicas", figures.ready)
     if slo is not None and figures.traffic is not None:
         shown = {} if figures.whole else {entry["class"]: entry for entry in before.get("classes") or ()}
-        classes = [_observed(known, figures.traffic, slo.min_samples, shown.get(known.name, {}), figures.whole) for known in slo.classes]
+        classes = [
+            _observed(known, figures.traffic, slo.min_samples, shown.get(known.name, {}), figures.whole)
+            for known in slo.classes
+        ]
         if known_classes := [entry for entry in classes if len(entry) > 1]:
             status["classes"], status["observed"] = known_classes, _worst(known_classes)
     else:
@@ -198,7 +212,9 @@ def _knobs(knobs: Knobs) -> dict[str, Any]:
     return made
 
 
-def _observed(known: PriorityClass, traffic: Traffic, min_samples: int, shown: Mapping[str, Any], whole: bool) -> dict[str, Any]:
+def _observed(
+    known: PriorityClass, traffic: Traffic, min_samples: int, shown: Mapping[str, Any], whole: bool
+) -> dict[str, Any]:
     counted = traffic.classes.get(known.name, ClassTraffic(known.name))
     ended = sum(counted.outcomes.values())
     made: dict[str, Any] = {**shown, "class": known.name}
@@ -208,7 +224,10 @@ def _observed(known: PriorityClass, traffic: Traffic, min_samples: int, shown: M
         if counted.offered:
             made["shed"] = f"{counted.shed / counted.offered:.2f}"
     objectives = known.objectives
-    for figure, objective, histogram in (("ttft", objectives.ttft, counted.ttft), ("tpot", objectives.tpot, counted.tpot)):
+    for figure, objective, histogram in (
+        ("ttft", objectives.ttft, counted.ttft),
+        ("tpot", objectives.tpot, counted.tpot),
+    ):
         if histogram.total >= min_samples:
             value = histogram.quantile((objective.percentile if objective else 95.0) / 100)
             _set(made, figure, None if value is None else format_duration(max(0.001, value)))
@@ -227,7 +246,8 @@ def _firm(status: Mapping[str, Any]) -> dict[str, Any]:
     """What counts at once: everything but figures, and conditions without the numbers in their messages."""
     kept = {key: value for key, value in status.items() if key not in ("observed", "classes")}
     kept["conditions"] = [
-        {**condition, "message": _NUMBER.sub("#", condition.get("message", ""))} for condition in status.get("conditions") or ()
+        {**condition, "message": _NUMBER.sub("#", condition.get("message", ""))}
+        for condition in status.get("conditions") or ()
     ]
     return kept
 

@@ -1,6 +1,8 @@
-"""What the watches have shown, in memory: the objects as the loop needs them, and which ServingSLO to look at again at once.
+"""What the watches have shown, in memory: the objects as the loop needs them, and which ServingSLO to look at again at
+once.
 
-Events can be missed while a watch is being renewed, so `replace` takes a whole list now and then; an older version never replaces a newer.
+Events can be missed while a watch is being renewed, so `replace` takes a whole list now and then; an older version
+never replaces a newer.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ class Shelf(Generic[T]):
         changed: Callable[[Key], None] = lambda _: None,
         notable: Callable[[T], object] = lambda item: item,
     ) -> None:
-        """`read` makes an object from the API server's document, or None for one that is not ours. `changed` is told of an object that
-        came, went, or whose `notable` part is another than before.
+        """`read` makes an object from the API server's document, or None for one that is not ours. `changed` is told of
+        an object that came, went, or whose `notable` part is another than before.
         """
         self._read = read
         self._changed = changed

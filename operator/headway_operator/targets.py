@@ -44,7 +44,8 @@ class Resolution:
 
 
 def other_operator(document: Mapping[str, Any], store: Store, own: str) -> str | None:
-    """The operator that the object's gateway names, when it is not `own`: two releases in one namespace each serve their own gateway."""
+    """The operator that the object's gateway names, when it is not `own`: two releases in one namespace each serve
+    their own gateway."""
     reference = (document.get("spec") or {}).get("gatewayRef")
     name = reference.get("name") if isinstance(reference, Mapping) else None
     gateway = store.services.get(document["metadata"].get("namespace", ""), str(name))
@@ -53,15 +54,20 @@ def other_operator(document: Mapping[str, Any], store: Store, own: str) -> str |
 
 def resolve(document: Mapping[str, Any], store: Store, access: Access) -> Resolution:
     """Validates the object and finds its target, Service, gateway and pods among what the watches have shown."""
-    unresolved = Verdict("TargetResolved", None, "NotAccepted", "the object is not accepted, so its target was not looked for")
+    unresolved = Verdict(
+        "TargetResolved", None, "NotAccepted", "the object is not accepted, so its target was not looked for"
+    )
     try:
         slo = ServingSLO.parse(document)
     except SpecError as error:
-        return Resolution(Verdict("Accepted", False, "InvalidSpec", f"{error}; the last good settings stay"), unresolved)
+        return Resolution(
+            Verdict("Accepted", False, "InvalidSpec", f"{error}; the last good settings stay"), unresolved
+        )
     owner = store.owner(slo.namespace, slo.target_name)
     if owner not in (None, slo.name):
         message = (
-            f"Deployment {slo.target_name} belongs to the older ServingSLO {owner}: delete one of the two, or point this one elsewhere"
+            f"Deployment {slo.target_name} belongs to the older ServingSLO {owner}: delete one of the "
+            "two, or point this one elsewhere"
         )
         return Resolution(Verdict("Accepted", False, "TargetOwned", message), unresolved, slo)
     accepted = Verdict("Accepted", True, "Accepted", "the spec is valid and the target is its own")
@@ -76,7 +82,10 @@ def resolve(document: Mapping[str, Any], store: Store, access: Access) -> Resolu
 def _find(slo: ServingSLO, store: Store, access: Access) -> Target | tuple[str, str]:
     lacking = access.lacks(slo.namespace, "TargetResolved")
     if lacking:
-        return "Forbidden", f"the operator's account may not {', '.join(map(str, lacking))} in namespace {slo.namespace}: grant it"
+        return (
+            "Forbidden",
+            f"the operator's account may not {', '.join(map(str, lacking))} in namespace {slo.namespace}: grant it",
+        )
     deployment = store.deployments.get(slo.namespace, slo.target_name)
     if deployment is None:
         return (
@@ -87,18 +96,32 @@ def _find(slo: ServingSLO, store: Store, access: Access) -> Target | tuple[str, 
     if service is None:
         return (
             "ServiceNotFound",
-            f"there is no Service {slo.service_name}: create a headless one before the target, or name it in spec.serviceRef",
+            f"there is no Service {slo.service_name}: create a headless one before the target, or name it in "
+            "spec.serviceRef",
         )
     if not service.selects(deployment.labels):
         return (
             "ServiceSelectsOthers",
-            f"the pods of {slo.target_name} lack the labels that Service {slo.service_name} selects: {dict(service.selector) or 'none'}",
+            f"the pods of {slo.target_name} lack the labels that Service {slo.service_name} selects: "
+            f"{dict(service.selector) or 'none'}",
         )
     if LABEL_RUNTIME not in deployment.labels:
-        return "NotARuntime", f"the pod template of {slo.target_name} lacks the label {LABEL_RUNTIME}: {slo.target_name}; the chart sets it"
+        return (
+            "NotARuntime",
+            f"the pod template of {slo.target_name} lacks the label {LABEL_RUNTIME}: {slo.target_name}; the "
+            "chart sets it",
+        )
     if slo.gateway_name is None:
-        return "GatewayNotSet", "spec.gatewayRef is not set: promises are measured, and policies delivered, through a gateway"
+        return (
+            "GatewayNotSet",
+            "spec.gatewayRef is not set: promises are measured, and policies delivered, through a gateway",
+        )
     gateway = store.services.get(slo.namespace, slo.gateway_name)
     if gateway is None:
-        return "GatewayNotFound", f"there is no Service {slo.gateway_name}: install the gateway, or correct spec.gatewayRef"
-    return Target(slo, deployment, service, slo.gateway_name, tuple(store.pods_behind(service)), tuple(store.pods_behind(gateway)))
+        return (
+            "GatewayNotFound",
+            f"there is no Service {slo.gateway_name}: install the gateway, or correct spec.gatewayRef",
+        )
+    return Target(
+        slo, deployment, service, slo.gateway_name, tuple(store.pods_behind(service)), tuple(store.pods_behind(gateway))
+    )

@@ -1,6 +1,8 @@
-"""Runs kopf in a thread and event loop of its own, so that its start, its end and its task-keeping never touch the loop that acts.
+"""Runs kopf in a thread and event loop of its own, so that its start, its end and its task-keeping never touch the loop
+that acts.
 
-kopf ends when a watch is refused. Then rights are asked for again, and it starts once more with the watches that are permitted now.
+kopf ends when a watch is refused. Then rights are asked for again, and it starts once more with the watches that are
+permitted now.
 """
 
 from __future__ import annotations
@@ -59,4 +61,6 @@ class Watch:
 def quieten() -> None:
     """kopf's own words, where they say nothing to whoever runs this operator; its warnings stay."""
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # it warns that signals are not its own here
+    logging.getLogger("kopf._core.reactor.running").setLevel(
+        logging.ERROR
+    )  # it warns that signals are not its own here

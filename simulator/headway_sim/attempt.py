@@ -15,7 +15,8 @@ from headway_sim.traces import TraceRequest
 
 @dataclass(slots=True)
 class Attempt:
-    """One offered request, from arrival to its end. Instants in seconds of the virtual clock, as the client sees them."""
+    """One offered request, from arrival to its end. Instants in seconds of the virtual clock, as the client sees
+    them."""
 
     number: int
     request: TraceRequest
@@ -83,7 +84,8 @@ class Attempt:
 
     @property
     def tpot_kept(self) -> bool | None:
-        """Its tokens came at the promised pace; None when none was promised, or the answer is one token, which has no pace."""
+        """Its tokens came at the promised pace; None when none was promised, or the answer is one token, which has no
+        pace."""
         objective = self.slo.objectives.tpot
         if objective is None or self.request.output_tokens < 2:
             return None

@@ -1,7 +1,8 @@
 """The smallest model of the door: one prefill server, first come first served, and the real rules before it.
 
-It is simple enough to be compared with the exact optimum (`optimum.most_on_time`): a request is on time when its work, prompt tokens / C,
-ends within the target of its arrival. Requests wait in the gateway's queue; the server takes one at a time.
+It is simple enough to be compared with the exact optimum (`optimum.most_on_time`): a request is on time when its work,
+prompt tokens / C, ends within the target of its arrival. Requests wait in the gateway's queue; the server takes one at
+a time.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ class FifoResult:
         """Attainment of each quarter of the requests by prompt length, the shortest first."""
         order = sorted(range(len(trace)), key=lambda index: (trace[index].prompt_tokens, index))
         bounds = [len(order) * quarter // 4 for quarter in range(5)]
-        return tuple(sum(index in self.on_time for index in order[low:high]) / max(1, high - low) for low, high in pairwise(bounds))
+        return tuple(
+            sum(index in self.on_time for index in order[low:high]) / max(1, high - low)
+            for low, high in pairwise(bounds)
+        )
 
 
 def works(trace: Sequence[TraceRequest], load: float) -> tuple[list[float], float]:
@@ -96,7 +100,11 @@ class _Fifo:
         self.rate = trace[0].prompt_tokens / self.works[0]
         self.slo = (PriorityClass("default", 0, Objectives(ttft=TtftObjective(self.target))),)
         self.controller = AdmissionController(
-            config.rule, margin=config.margin, by_tokens=config.by_tokens, anticipate=config.anticipate, seed=config.seed
+            config.rule,
+            margin=config.margin,
+            by_tokens=config.by_tokens,
+            anticipate=config.anticipate,
+            seed=config.seed,
         )
         self.queue = WaitingQueue(QueueLimits(_MANY, _MANY, float(_MANY)))
         self.result = FifoResult(len(trace))

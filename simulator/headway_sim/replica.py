@@ -1,4 +1,5 @@
-"""One simulated replica: the real scheduler, the real rates, and an executor whose iterations take as long as a step-time model says."""
+"""One simulated replica: the real scheduler, the real rates, and an executor whose iterations take as long as a
+step-time model says."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ ACCELERATOR = StepTimeReport(
     max_decode_rows=256,
     max_prefill_tokens=8192,
 )
-"""The default: computed, not measured, for an 8-billion-parameter model with grouped queries in bf16 on one accelerator with 2 TB/s of
-memory bandwidth and 270 TFLOP/s; about 12 ms an iteration and 14,000 prefill tokens a second."""
+"""The default: computed, not measured, for an 8-billion-parameter model with grouped queries in bf16 on one accelerator
+with 2 TB/s of memory bandwidth and 270 TFLOP/s; about 12 ms an iteration and 14,000 prefill tokens a second."""
 
 POLICIES = ("priority", "dynamic-split", "sjf", "fcfs")
 
@@ -51,7 +52,9 @@ class ReplicaConfig:
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}")
         if self.block_size < 1 or self.num_blocks < 1 or MOONCAKE_BLOCK % self.block_size:
-            raise ValueError(f"needs blocks, of a size that divides {MOONCAKE_BLOCK}, not {self.num_blocks} of {self.block_size}")
+            raise ValueError(
+                f"needs blocks, of a size that divides {MOONCAKE_BLOCK}, not {self.num_blocks} of {self.block_size}"
+            )
 
 
 @dataclass(slots=True)

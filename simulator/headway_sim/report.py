@@ -17,7 +17,8 @@ from headway_sim.simulation import Run
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One group of requests. Shares are over all offered: shed and failed ones are misses. None: nothing to tell from."""
+    """One group of requests. Shares are over all offered: shed and failed ones are misses. None: nothing to tell
+    from."""
 
     offered: int
     admitted: int
@@ -93,7 +94,13 @@ class ErrorFigures:
     def of(cls, comparisons: Iterable[Comparison]) -> ErrorFigures:
         """Of these comparisons."""
         errors = [comparison.error for comparison in comparisons]
-        return cls(len(errors), fmean(errors) if errors else None, _quantile(errors, 0.5), _quantile(errors, 0.05), _quantile(errors, 0.95))
+        return cls(
+            len(errors),
+            fmean(errors) if errors else None,
+            _quantile(errors, 0.5),
+            _quantile(errors, 0.05),
+            _quantile(errors, 0.95),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,9 @@ class SimulationReport:
             seconds=run.seconds,
             total=Figures.of(run.attempts, run.seconds),
             classes={name: Figures.of([a for a in run.attempts if a.slo.name == name], run.seconds) for name in names},
-            quartiles=tuple(Figures.of([a for a in run.attempts if a.quartile == quartile], run.seconds) for quartile in range(4)),
+            quartiles=tuple(
+                Figures.of([a for a in run.attempts if a.quartile == quartile], run.seconds) for quartile in range(4)
+            ),
             error_admitted=ErrorFigures.of(comparison for comparison in run.comparisons if not comparison.shed),
             error_shed=ErrorFigures.of(comparison for comparison in run.comparisons if comparison.shed),
             prefill_tokens_per_second=run.prefilled_tokens / run.seconds if run.seconds else 0.0,
@@ -137,15 +146,23 @@ class SimulationReport:
 
     def lines(self) -> list[str]:
         """A table for people."""
-        head = f"{'':14}{'offered':>8}{'admitted':>9}{'TTFT kept':>10}{'good':>8}{'TTFT p50':>10}{'p95':>8}{'TPOT':>8}{'ITL p99':>9}"
-        groups = {"all": self.total, **self.classes, **{f"prompts Q{index + 1}": one for index, one in enumerate(self.quartiles)}}
+        head = (
+            f"{'':14}{'offered':>8}{'admitted':>9}{'TTFT kept':>10}{'good':>8}"
+            f"{'TTFT p50':>10}{'p95':>8}{'TPOT':>8}{'ITL p99':>9}"
+        )
+        groups = {
+            "all": self.total,
+            **self.classes,
+            **{f"prompts Q{index + 1}": one for index, one in enumerate(self.quartiles)},
+        }
         rows = [
             f"{name:14}{one.offered:>8}{one.admitted:>9}{_percent(one.ttft_attainment):>10}{_percent(one.good_share):>8}"
             f"{_seconds(one.ttft_p50):>10}{_seconds(one.ttft_p95):>8}{_seconds(one.tpot_mean):>8}{_seconds(one.itl_p99):>9}"
             for name, one in groups.items()
         ]
         errors = [
-            f"predicted - actual TTFT, {name}: {one.compared} compared, median {_seconds(one.median)}, p05 {_seconds(one.p05)}, "
+            f"predicted - actual TTFT, {name}: {one.compared} compared, median {_seconds(one.median)}, p05 "
+            f"{_seconds(one.p05)}, "
             f"p95 {_seconds(one.p95)}"
             for name, one in (("admitted", self.error_admitted), ("shed", self.error_shed))
         ]

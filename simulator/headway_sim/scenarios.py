@@ -22,10 +22,11 @@ _MOST_IN_A_FLOOD = 200_000
 
 
 def capacity(lengths: Sequence[TraceRequest], config: SimulationConfig, seconds: float = 20.0) -> float:
-    """Prompt tokens per second that these replicas get through when more waits than they can serve, decodes of the same requests beside.
+    """Prompt tokens per second that these replicas get through when more waits than they can serve, decodes of the same
+    requests beside.
 
-    The first third is left out: slots fill before answers start to end. `lengths` are repeated, without the heads that they share, until
-    they hold more work than fits into `seconds`.
+    The first third is left out: slots fill before answers start to end. `lengths` are repeated, without the heads that
+    they share, until they hold more work than fits into `seconds`.
 
     Raises:
         InvalidInput: no request fits into the replicas' KV pools, or no flood is too much for them.
@@ -37,9 +38,13 @@ def capacity(lengths: Sequence[TraceRequest], config: SimulationConfig, seconds:
         if any(attempt.first_token_at is None and not attempt.unschedulable for attempt in whole.attempts):
             break
         if all(attempt.unschedulable for attempt in whole.attempts):
-            raise InvalidInput("no request of this trace fits into a replica's KV pool: give it more room, or shorten the requests")
+            raise InvalidInput(
+                "no request of this trace fits into a replica's KV pool: give it more room, or shorten the requests"
+            )
         if len(requests) > _MOST_IN_A_FLOOD:
-            raise InvalidInput(f"{len(requests)} requests in {seconds:.0f} s are no load for these replicas: check their step time")
+            raise InvalidInput(
+                f"{len(requests)} requests in {seconds:.0f} s are no load for these replicas: check their step time"
+            )
         requests += [replace(one, prefix=()) for one in requests]
     begun = _flooded(flood, config, seconds / 3)
     served = whole.prefilled_tokens + whole.cached_tokens - begun.prefilled_tokens - begun.cached_tokens
@@ -52,8 +57,11 @@ def _flooded(flood: Sequence[TraceRequest], config: SimulationConfig, until: flo
     return simulate(flood, replace(config, rule=Rule.OPEN, queue=UNBOUNDED, retries=0, slowdowns=(), drain=drain))
 
 
-def alternating(lengths: Sequence[TraceRequest], rates: tuple[float, ...], period: float, cycles: int, seed: int = 0) -> list[TraceRequest]:
-    """Poisson arrivals at the first rate for `period` seconds, then at the next, and so on, over and over; lengths in turn."""
+def alternating(
+    lengths: Sequence[TraceRequest], rates: tuple[float, ...], period: float, cycles: int, seed: int = 0
+) -> list[TraceRequest]:
+    """Poisson arrivals at the first rate for `period` seconds, then at the next, and so on, over and over; lengths in
+    turn."""
     rng = random.Random(seed)
     trace: list[TraceRequest] = []
     end = period * len(rates) * cycles
@@ -112,7 +120,11 @@ class CycleFigures:
         end = 2 * period * cycles
 
         admitted = [attempt for attempt in run.attempts if attempt.admitted and overloaded(attempt.arrival)]
-        served = [attempt for attempt in run.attempts if attempt.first_token_at is not None and overloaded(attempt.first_token_at)]
+        served = [
+            attempt
+            for attempt in run.attempts
+            if attempt.first_token_at is not None and overloaded(attempt.first_token_at)
+        ]
         returns = [attempt for attempt in run.attempts if attempt.repeated and between(attempt.arrival)]
         told = [attempt.retry_after for attempt in run.attempts if attempt.retry_after is not None]
         return cls(

@@ -1,7 +1,7 @@
 """`simulate`: a trace through the real door and the real schedulers, under a virtual clock.
 
-The gateway side is `headway_core.admission.Door`, asked exactly as a gateway asks it; the replicas are `replica.SimReplica`. Between them
-lies half a round trip each way. Load reports are polled, and ride on responses.
+The gateway side is `headway_core.admission.Door`, asked exactly as a gateway asks it; the replicas are
+`replica.SimReplica`. Between them lies half a round trip each way. Load reports are polled, and ride on responses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway_core.admission import AdmissionController, Answers, Comparison, Dispatch, Door, Fleet, QueueLimits, Request, Rule, WaitingQueue
+from headway_core.admission import (
+    AdmissionController,
+    Answers,
+    Comparison,
+    Dispatch,
+    Door,
+    Fleet,
+    QueueLimits,
+    Request,
+    Rule,
+    WaitingQueue,
+)
 from headway_core.batching.plan import EventKind
 from headway_core.contract import LoadHint, RuntimeReport
 from headway_core.errors import Unschedulable
@@ -65,7 +76,9 @@ class SimulationConfig:
         if not self.classes or len(self.mix) != len(self.classes) or min(self.mix) < 0 or not sum(self.mix) > 0:
             raise ValueError(f"each class needs a share of the mix, not {self.mix} for {len(self.classes)} classes")
         if self.replicas < 1 or not self.poll_interval > 0 or self.round_trip < 0 or not 0 <= self.size_error < 1:
-            raise ValueError("needs a replica, a positive poll interval, no negative round trip, and a size error in [0, 1)")
+            raise ValueError(
+                "needs a replica, a positive poll interval, no negative round trip, and a size error in [0, 1)"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +97,19 @@ class Run:
 
 
 def simulate(
-    trace: Sequence[TraceRequest], config: SimulationConfig = SimulationConfig(), progress: Callable[[float], None] | None = None
+    trace: Sequence[TraceRequest],
+    config: SimulationConfig = SimulationConfig(),
+    progress: Callable[[float], None] | None = None,
 ) -> Run:
-    """Runs the trace; the same arguments give the same run. `progress` hears the share of its requests that have come, as they come."""
+    """Runs the trace; the same arguments give the same run. `progress` hears the share of its requests that have come,
+    as they come."""
     return _Simulation(trace, config, progress).run()
 
 
 class _Simulation:
-    def __init__(self, trace: Sequence[TraceRequest], config: SimulationConfig, progress: Callable[[float], None] | None) -> None:
+    def __init__(
+        self, trace: Sequence[TraceRequest], config: SimulationConfig, progress: Callable[[float], None] | None
+    ) -> None:
         self.config = config
         self._progress = progress
         self._offered = len(trace)
@@ -100,7 +118,9 @@ class _Simulation:
         self.door = Door(
             config.classes,
             "gateway",
-            controller=AdmissionController(config.rule, margin=config.margin, by_tokens=config.by_tokens, seed=config.seed),
+            controller=AdmissionController(
+                config.rule, margin=config.margin, by_tokens=config.by_tokens, seed=config.seed
+            ),
             queue=WaitingQueue(config.queue),
             fleet=Fleet("gateway", config.poll_interval),
         )

@@ -1,7 +1,9 @@
-"""Made-up traces with the statistics of the published ones: lengths by their quantiles, gaps by theirs, prefixes by their share.
+"""Made-up traces with the statistics of the published ones: lengths by their quantiles, gaps by theirs, prefixes by
+their share.
 
-Use them where the files are not at hand (they are not part of this project). Correlations between neighbours are not imitated: in the
-published traces lengths show next to none. Gaps do in the code trace: its bursts come from short gaps that follow short gaps.
+Use them where the files are not at hand (they are not part of this project). Correlations between neighbours are not
+imitated: in the published traces lengths show next to none. Gaps do in the code trace: its bursts come from short gaps
+that follow short gaps.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One published trace in numbers: quantiles of lengths (tokens) and of gaps (seconds) at `_AT`, and the rate they gave."""
+    """One published trace in numbers: quantiles of lengths (tokens) and of gaps (seconds) at `_AT`, and the rate they
+    gave."""
 
     rate: float
     prompt: tuple[float, ...]
@@ -41,13 +44,47 @@ FAMILIES = {
         rate=5.53,
         prompt=(2, 29, 181, 207, 387, 403, 703, 1020, 1071, 1130, 1315, 2734, 4083, 4142, 6122, 14050),
         output=(7, 16, 41, 54, 77, 91, 103, 129, 177, 384, 400, 424, 451, 601, 954, 1000),
-        gaps=(0, 0.0005, 0.0063, 0.0161, 0.0365, 0.0607, 0.0873, 0.1184, 0.1587, 0.2136, 0.2888, 0.4205, 0.565, 0.889, 1.3765, 4.3146),
+        gaps=(
+            0,
+            0.0005,
+            0.0063,
+            0.0161,
+            0.0365,
+            0.0607,
+            0.0873,
+            0.1184,
+            0.1587,
+            0.2136,
+            0.2888,
+            0.4205,
+            0.565,
+            0.889,
+            1.3765,
+            4.3146,
+        ),
     ),
     "code": Family(
         rate=2.57,
         prompt=(3, 17, 75, 147, 385, 770, 1075, 1469, 1909, 2433, 3192, 5186, 7302, 7436, 7437, 7437),
         output=(6, 6, 6, 7, 8, 9, 11, 13, 16, 20, 29, 55, 90, 249, 824, 1899),
-        gaps=(0, 0, 0.0001, 0.0002, 0.0012, 0.0033, 0.0151, 0.0638, 0.095, 0.1001, 0.16, 0.2728, 0.4008, 2.2046, 78.4441, 217.169),
+        gaps=(
+            0,
+            0,
+            0.0001,
+            0.0002,
+            0.0012,
+            0.0033,
+            0.0151,
+            0.0638,
+            0.095,
+            0.1001,
+            0.16,
+            0.2728,
+            0.4008,
+            2.2046,
+            78.4441,
+            217.169,
+        ),
         persistence=0.7,
     ),
     "mooncake": Family(
@@ -68,9 +105,13 @@ def synthetic(family: str, requests: int, seed: int = 0) -> list[TraceRequest]:
     """
     known = FAMILIES.get(family)
     if known is None or requests < 2:
-        raise ValueError(f"needs a family of {', '.join(FAMILIES)} and at least 2 requests, not {family!r} and {requests}")
+        raise ValueError(
+            f"needs a family of {', '.join(FAMILIES)} and at least 2 requests, not {family!r} and {requests}"
+        )
     rng = random.Random(seed)
-    arrivals = _grouped(known, requests, rng) if known.gaps is None else _spaced(known.gaps, known.persistence, requests, rng)
+    arrivals = (
+        _grouped(known, requests, rng) if known.gaps is None else _spaced(known.gaps, known.persistence, requests, rng)
+    )
     factor = requests / known.rate / arrivals[-1]
     trace: list[TraceRequest] = []
     fresh = 0

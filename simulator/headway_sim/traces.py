@@ -1,7 +1,9 @@
-"""Request traces: when requests came, how long prompts and answers were, which heads they shared. Read here, made in `synthetic`.
+"""Request traces: when requests came, how long prompts and answers were, which heads they shared. Read here, made in
+`synthetic`.
 
-Formats: the Azure LLM inference trace 2023 (CSV: TIMESTAMP, ContextTokens, GeneratedTokens; CC-BY 4.0, Splitwise, ISCA 2024) and the
-Mooncake trace (JSON lines: timestamp in ms, input_length, output_length, hash_ids, one per 512 tokens; Apache-2.0, FAST 2025).
+Formats: the Azure LLM inference trace 2023 (CSV: TIMESTAMP, ContextTokens, GeneratedTokens; CC-BY 4.0, Splitwise, ISCA
+2024) and the Mooncake trace (JSON lines: timestamp in ms, input_length, output_length, hash_ids, one per 512 tokens;
+Apache-2.0, FAST 2025).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ MOONCAKE_BLOCK = 512
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request of a trace. `at` in seconds from its start; `prefix` one id per `MOONCAKE_BLOCK` tokens: equal heads, equal ids."""
+    """One request of a trace. `at` in seconds from its start; `prefix` one id per `MOONCAKE_BLOCK` tokens: equal heads,
+    equal ids."""
 
     at: float
     prompt_tokens: int
@@ -137,6 +140,10 @@ def _mooncake(lines: Iterable[str], path: Path) -> Iterator[TraceRequest]:
             continue
         try:
             row = json.loads(line)
-            yield TraceRequest(row["timestamp"] / 1000, row["input_length"], max(1, row["output_length"]), tuple(row["hash_ids"]))
+            yield TraceRequest(
+                row["timestamp"] / 1000, row["input_length"], max(1, row["output_length"]), tuple(row["hash_ids"])
+            )
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise InvalidInput(f"{path}:{number}: needs timestamp, input_length, output_length, hash_ids: {error}") from error
+            raise InvalidInput(
+                f"{path}:{number}: needs timestamp, input_length, output_length, hash_ids: {error}"
+            ) from error

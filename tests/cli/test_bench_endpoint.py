@@ -18,7 +18,9 @@ PAGE = "<html><body>Welcome to the router</body></html>"
 def answering(body, status=200):
     async def handler(request):
         text = body if isinstance(body, str) else json.dumps(body)
-        return web.Response(text=text, status=status, content_type="text/html" if text.startswith("<") else "application/json")
+        return web.Response(
+            text=text, status=status, content_type="text/html" if text.startswith("<") else "application/json"
+        )
 
     return handler
 
@@ -67,7 +69,12 @@ REFUSED = answering({"error": {"message": "Incorrect API key provided"}}, 401)
 @pytest.mark.parametrize(
     ("models", "chat", "words"),
     [
-        (REFUSED, None, r"answered 401 to GET /v1/models: put the key into the variable that --api-key-env names.*Incorrect API key"),
+        (
+            REFUSED,
+            None,
+            r"answered 401 to GET /v1/models: put the key into the variable that --api-key-env names.*Incorrect "
+            r"API key",
+        ),
         (answering(MODELS), REFUSED, r"answered 401 to a first request: put the key.*Incorrect API key"),
         (answering(PAGE), None, r"gives no list of models.*Welcome to the router.*OpenAI-compatible"),
         (answering(PAGE, 404), None, r"answered 404 to GET /v1/models.*Welcome to the router"),
@@ -88,7 +95,9 @@ async def test_an_endpoint_that_is_none_or_refuses_is_told_in_a_sentence(serve, 
 
 
 def events(*documents):
-    return "".join(f"data: {document if isinstance(document, str) else json.dumps(document)}\n\n" for document in documents)
+    return "".join(
+        f"data: {document if isinstance(document, str) else json.dumps(document)}\n\n" for document in documents
+    )
 
 
 BROKEN = [
@@ -111,7 +120,11 @@ async def test_streams_that_are_none_are_failures_of_their_own_and_end_nothing(s
         if not (await request.json()).get("stream"):
             return web.json_response(USAGE)
         sent += 1
-        text = BROKEN[(sent - 1) % (len(BROKEN) + 1)] if (sent - 1) % (len(BROKEN) + 1) < len(BROKEN) else events(GOOD, "[DONE]")
+        text = (
+            BROKEN[(sent - 1) % (len(BROKEN) + 1)]
+            if (sent - 1) % (len(BROKEN) + 1) < len(BROKEN)
+            else events(GOOD, "[DONE]")
+        )
         return web.Response(text=text, content_type="text/event-stream")
 
     url, file = await serve(answering(MODELS), chat), tmp_path / "run.json"

@@ -29,7 +29,9 @@ def test_lengths_are_cut_to_the_context_and_classes_drawn_by_their_share():
     share = sum(request.class_name == "batch" for request in planned) / 400
     assert 0.18 < share < 0.32
     assert {request.service_tier for request in planned} == {"auto", "flex"}
-    assert planned == bench.plan(choose_trace(given), given, 512, CLASSES, parse_mix(given.mix, SLO.classes, SLO.default_class)), "seeded"
+    assert planned == bench.plan(
+        choose_trace(given), given, 512, CLASSES, parse_mix(given.mix, SLO.classes, SLO.default_class)
+    ), "seeded"
 
 
 def test_pace_is_a_speed_or_a_rate():

@@ -35,7 +35,9 @@ def test_a_runtime_of_known_pace_is_measured_to_have_it(tmp_path, capsys):
     report = load_runtime_report(file.read_text())
     assert report.emulated_pace == pace
     assert main(["plan", "--from", str(file), "--prompt-tokens", "64", "--output-tokens", "32", "--rate", "1"]) == 0
-    assert main(["plan", "--coefficients", printed, "--prompt-tokens", "64", "--output-tokens", "32", "--rate", "1"]) == 0
+    assert (
+        main(["plan", "--coefficients", printed, "--prompt-tokens", "64", "--output-tokens", "32", "--rate", "1"]) == 0
+    )
 
 
 def test_a_straight_model_gives_its_own_line_and_a_bent_one_says_how_far_off_it_is():
@@ -72,5 +74,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(words, messag
 
 
 def test_a_replica_on_paper_prefills_as_much_as_half_a_second_holds():
-    limits = [on_paper(parse_coefficients(f"0.1,{b},0.002,0")).capacity.prefill_token_budget for b in (0.01, 0.001, 0.00001)]
+    limits = [
+        on_paper(parse_coefficients(f"0.1,{b},0.002,0")).capacity.prefill_token_budget for b in (0.01, 0.001, 0.00001)
+    ]
     assert limits == [64, 400, 8192]

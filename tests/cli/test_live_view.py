@@ -7,7 +7,16 @@ import pytest
 from headway_cli.live_view import ClassRow, LiveView, Promised, Status
 
 ROW = ClassRow("interactive", 2.04, Promised(0.42, 1.0), Promised(0.061, 0.05, kept=False), 0.97, 3, 0.125)
-STATUS = Status([ROW, ClassRow("batch", None, Promised(), Promised(target=0.05), None, 0, None)], 1, 2, 4, 1, 8, None, "no traffic yet")
+STATUS = Status(
+    [ROW, ClassRow("batch", None, Promised(), Promised(target=0.05), None, 0, None)],
+    1,
+    2,
+    4,
+    1,
+    8,
+    None,
+    "no traffic yet",
+)
 
 
 def shown(times):
@@ -22,7 +31,15 @@ def shown(times):
 def test_plain_lines_say_promise_and_fact_and_a_dash_for_the_unknown():
     text = shown([(0.0, STATUS)])
     line = text.splitlines()[0]
-    for part in ("2.0 req/s", "TTFT 420 ms of 1.00 s", "TPOT 61 ms of 50 ms", "97.0%", "queue 3", "shed 12.5%", "replicas 1/2"):
+    for part in (
+        "2.0 req/s",
+        "TTFT 420 ms of 1.00 s",
+        "TPOT 61 ms of 50 ms",
+        "97.0%",
+        "queue 3",
+        "shed 12.5%",
+        "replicas 1/2",
+    ):
         assert part in line
     assert "batch: – req/s, TTFT – of –" in line
     assert text.endswith("replica 1 ended\n")
@@ -31,7 +48,9 @@ def test_plain_lines_say_promise_and_fact_and_a_dash_for_the_unknown():
 def test_plain_lines_are_few_and_only_when_something_changed():
     busier = Status([ROW], 2, 2, 5, 1, 8, 64, "x")
     text = shown([(0.0, STATUS), (1.0, busier), (20.0, STATUS), (40.0, busier)])
-    assert len(text.splitlines()) == 3, "the change after one second is too soon, the same line after twenty says nothing new"
+    assert len(text.splitlines()) == 3, (
+        "the change after one second is too soon, the same line after twenty says nothing new"
+    )
 
 
 def test_a_target_that_grows_with_the_prompt_is_shown_whole():
@@ -56,7 +75,8 @@ def test_output_that_goes_nowhere_ends_nothing(kind):
 
 @pytest.mark.parametrize("width", [20, 60, 79, 120])
 def test_a_terminal_shows_every_figure_whole_whatever_its_width(width, monkeypatch):
-    """What a person would see: a terminal of that width whose output is read back, without what only moves the cursor."""
+    """What a person would see: a terminal of that width whose output is read back, without what only moves the
+    cursor."""
     for name, value in (("TERM", "xterm"), ("COLUMNS", str(width)), ("LINES", "60")):
         monkeypatch.setenv(name, value)
     ours, theirs = pty.openpty()

@@ -17,7 +17,8 @@ def content(text, finish=None):
 
 
 class Endpoint:
-    """Answers by the number of tokens asked for: 1 sheds, 2 breaks the stream, 3 sends an in-band error, else all is well."""
+    """Answers by the number of tokens asked for: 1 sheds, 2 breaks the stream, 3 sends an in-band error, else all is
+    well."""
 
     def __init__(self):
         self.bodies = []
@@ -32,7 +33,9 @@ class Endpoint:
         asked = body["max_tokens"]
         if asked == 1:
             return web.json_response(
-                {"error": {"message": "busy"}}, status=429, headers={"Retry-After": "7", "x-headway-shed-reason": "slot_wait"}
+                {"error": {"message": "busy"}},
+                status=429,
+                headers={"Retry-After": "7", "x-headway-shed-reason": "slot_wait"},
             )
         self.open += 1
         self.peak = max(self.peak, self.open)
@@ -51,7 +54,9 @@ class Endpoint:
         else:
             await asyncio.sleep(0.02)
             await response.write(content("b") + content("", "stop"))
-            await response.write(event({"choices": [], "usage": {"prompt_tokens": 21, "completion_tokens": 2}}) + event("[DONE]"))
+            await response.write(
+                event({"choices": [], "usage": {"prompt_tokens": 21, "completion_tokens": 2}}) + event("[DONE]")
+            )
         self.open -= 1
         return response
 
@@ -89,7 +94,9 @@ async def test_every_way_a_request_can_end_is_recorded_as_what_it_was(endpoint):
 
 
 async def test_the_loop_is_open_later_requests_do_not_wait_for_earlier_ones(endpoint):
-    run = asyncio.create_task(run_load(Target(endpoint.url, "tiny"), [Planned(0.01 * i, 5, 50) for i in range(8)], PromptWriter()))
+    run = asyncio.create_task(
+        run_load(Target(endpoint.url, "tiny"), [Planned(0.01 * i, 5, 50) for i in range(8)], PromptWriter())
+    )
     while endpoint.open < 8:
         await asyncio.sleep(0.01)
         assert not run.done()
@@ -116,7 +123,11 @@ async def test_an_endpoint_that_is_gone_gives_records_with_the_reason():
 
 
 async def test_the_service_tier_names_the_class(endpoint):
-    await run_load(Target(endpoint.url, "tiny", ignore_eos=True), [Planned(0.0, 5, 5, "flex", "batch"), Planned(0.0, 5, 5)], PromptWriter())
+    await run_load(
+        Target(endpoint.url, "tiny", ignore_eos=True),
+        [Planned(0.0, 5, 5, "flex", "batch"), Planned(0.0, 5, 5)],
+        PromptWriter(),
+    )
     assert sorted(str(body.get("service_tier")) for body in endpoint.bodies) == ["None", "flex"]
     assert all(body["ignore_eos"] for body in endpoint.bodies)
 

@@ -8,7 +8,9 @@ PLAN += ["--prompt-tokens", "512", "--output-tokens", "128", "--rate", "1"]
 
 
 def ended(output):
-    return subprocess.run(["sh", "-c", f'exec "$@" {output}', "sh", *PLAN], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {output}', "sh", *PLAN], capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_a_closed_output_changes_nothing_about_the_result():

@@ -77,7 +77,9 @@ def test_more_replicas_than_bounds_allow_is_said(tmp_path, slo):
 
 
 def test_fewer_replicas_are_planned_at_once_since_the_load_is_taken_to_last(tmp_path, slo):
-    _, plan = planned(tmp_path, "--slo", str(slo), "--coefficients", COEFFICIENTS, *MIX, "--rate", "3", "--replicas", "8")
+    _, plan = planned(
+        tmp_path, "--slo", str(slo), "--coefficients", COEFFICIENTS, *MIX, "--rate", "3", "--replicas", "8"
+    )
     assert plan["replicas"] == 2
 
 
@@ -142,7 +144,9 @@ def control_port(answers):
 
 
 def test_a_gateway_leads_to_its_replicas_and_its_demand(tmp_path, slo):
-    runtime = replace(on_paper(parse_coefficients(COEFFICIENTS)), mix=Mix(50, 512, 0, 128, 576), effective=Knobs(64, 4096))
+    runtime = replace(
+        on_paper(parse_coefficients(COEFFICIENTS)), mix=Mix(50, 512, 0, 128, 576), effective=Knobs(64, 4096)
+    )
     offered = iter(range(0, 100_000, 300))
 
     def books():
@@ -171,7 +175,10 @@ def test_a_gateway_leads_to_its_replicas_and_its_demand(tmp_path, slo):
         (["--coefficients", "nan,1,1,1", *MIX], "four numbers"),
         (["--coefficients", COEFFICIENTS], "--prompt-tokens N"),
         (["--coefficients", COEFFICIENTS, "--prompt-tokens", "9"], "go together"),
-        (["--coefficients", COEFFICIENTS, "--prompt-tokens", "0", "--output-tokens", "9"], "--prompt-tokens must be at least 1, not 0"),
+        (
+            ["--coefficients", COEFFICIENTS, "--prompt-tokens", "0", "--output-tokens", "9"],
+            "--prompt-tokens must be at least 1, not 0",
+        ),
         (["--coefficients", COEFFICIENTS, *MIX, "--rate", "-1"], "--rate"),
         (["--coefficients", COEFFICIENTS, *MIX, "--max-num-seqs", "0"], "--max-num-seqs"),
         (["--coefficients", COEFFICIENTS, *MIX, "--json", "/nowhere/plan.json"], "folder does not exist"),

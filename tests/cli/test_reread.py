@@ -1,4 +1,5 @@
-"""The promise's file while `headway up` runs: whatever stands in its place, what was promised stays and nothing waits for it."""
+"""The promise's file while `headway up` runs: whatever stands in its place, what was promised stays and nothing waits
+for it."""
 
 import os
 import threading

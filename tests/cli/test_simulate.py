@@ -1,4 +1,5 @@
-"""`headway simulate` in small: the rules rank as they must, the optimum bounds them, classes are told apart, mistakes are named."""
+"""`headway simulate` in small: the rules rank as they must, the optimum bounds them, classes are told apart, mistakes
+are named."""
 
 import json
 from dataclasses import replace
@@ -44,13 +45,24 @@ def test_under_overload_the_default_rule_keeps_most_and_nobody_beats_the_optimum
     assert "prompts Q4" in said.out
     assert "simulating: open" in said.err
     # The same words give the same run.
-    assert run == simulated(tmp_path, "--trace", "code", "--requests", "250", "--rho", "1.2", "--beside", "prediction,open")
+    assert run == simulated(
+        tmp_path, "--trace", "code", "--requests", "250", "--rho", "1.2", "--beside", "prediction,open"
+    )
 
 
 def test_classes_are_judged_by_their_own_promise_and_knobs_come_from_the_planner(tmp_path, capsys):
     slo = tmp_path / "slo.yaml"
     slo.write_text(SLO)
-    words = ["--slo", str(slo), "--mix", "interactive=0.7,batch=0.3", "--coefficients", COEFFICIENTS, "--beside", "none"]
+    words = [
+        "--slo",
+        str(slo),
+        "--mix",
+        "interactive=0.7,batch=0.3",
+        "--coefficients",
+        COEFFICIENTS,
+        "--beside",
+        "none",
+    ]
     run = simulated(tmp_path, *words, "--requests", "60", "--scale-lengths", "0.25")
     classes = run["rules"]["moore"]["classes"]
     assert set(classes) == {"interactive", "batch"}
@@ -59,10 +71,26 @@ def test_classes_are_judged_by_their_own_promise_and_knobs_come_from_the_planner
     said = capsys.readouterr().out
     assert "no exact optimum" in said
     assert (
-        f"max_num_seqs {run['maxNumSeqs']}, prefill token budget {run['prefillTokenBudget']} (as the planner sets them: TPOT 50ms" in said
+        f"max_num_seqs {run['maxNumSeqs']}, prefill token budget {run['prefillTokenBudget']} (as the planner "
+        "sets them: TPOT 50ms" in said
     )
     assert said.index("class interactive") < said.index("class batch")
-    assert main(["plan", "--slo", str(slo), "--coefficients", COEFFICIENTS, "--prompt-tokens", "250", "--output-tokens", "50"]) == 0
+    assert (
+        main(
+            [
+                "plan",
+                "--slo",
+                str(slo),
+                "--coefficients",
+                COEFFICIENTS,
+                "--prompt-tokens",
+                "250",
+                "--output-tokens",
+                "50",
+            ]
+        )
+        == 0
+    )
 
 
 def test_knobs_and_memory_of_a_load_report_are_those_simulated(tmp_path):
@@ -76,7 +104,9 @@ def test_knobs_and_memory_of_a_load_report_are_those_simulated(tmp_path):
     total = run["rules"]["moore"]["total"]
     assert 0 < total["unschedulable"] < 50
     assert total["ttft_attainment"] <= 1 - total["unschedulable"] / 50
-    changed = simulated(tmp_path, "--from", str(file), "--requests", "50", "--beside", "none", "--rate", "1", "--max-num-seqs", "2")
+    changed = simulated(
+        tmp_path, "--from", str(file), "--requests", "50", "--beside", "none", "--rate", "1", "--max-num-seqs", "2"
+    )
     assert (changed["maxNumSeqs"], changed["prefillTokenBudget"]) == (2, 96)
 
 

@@ -48,7 +48,9 @@ def test_a_fault_is_named_by_file_line_and_field(tmp_path, old, new, line, field
     assert str(caught.value).startswith(f"{path}:{line}:" if line else f"{path}")
 
 
-@pytest.mark.parametrize("text", ["", "---\n", GOOD + "---\n" + GOOD, "\x00", "- a\n- b\n", "!!python/object:os.system x"])
+@pytest.mark.parametrize(
+    "text", ["", "---\n", GOOD + "---\n" + GOOD, "\x00", "- a\n- b\n", "!!python/object:os.system x"]
+)
 def test_what_is_not_one_object_is_refused(tmp_path, text):
     path = tmp_path / "slo.yaml"
     path.write_text(text)
@@ -62,7 +64,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 
 BOMB = "".join(
-    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefghijklmno", "bcdefghijklmnop", strict=True)
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefghijklmno", "bcdefghijklmnop", strict=True)
 )
 
 
@@ -84,6 +87,8 @@ def test_aliases_of_aliases_are_not_written_out(tmp_path, text):
 
 def test_an_alias_that_saves_typing_is_taken(tmp_path):
     (tmp_path / "slo.yaml").write_text(
-        GOOD.replace("name: chat}\nspec", "name: &chat chat}\nspec").replace("{name: chat}\n  obj", "{name: *chat}\n  obj")
+        GOOD.replace("name: chat}\nspec", "name: &chat chat}\nspec").replace(
+            "{name: chat}\n  obj", "{name: *chat}\n  obj"
+        )
     )
     assert read_slo(tmp_path / "slo.yaml").target_name == "chat"

@@ -127,7 +127,8 @@ def test_a_dead_replica_is_not_counted_as_ready():
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.ENFORCE])
 @pytest.mark.parametrize("place", ["replica", "gateway"])
 def test_a_revision_from_elsewhere_is_overtaken(mode, place):
-    """Somebody edited the file: what is in force there now would be kept for good, since only higher revisions are taken."""
+    """Somebody edited the file: what is in force there now would be kept for good, since only higher revisions are
+    taken."""
     steering = Steering(dataclasses.replace(SLO, mode=mode), ENDPOINTS)
     found = Acknowledgement(1_000, "by hand", Knobs(1, 16), {}, 0.0)
     books = gateway(0)

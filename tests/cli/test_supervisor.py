@@ -59,7 +59,10 @@ def test_a_child_that_dies_is_restarted_after_a_growing_pause_and_said_so(module
 def test_a_child_that_cannot_be_started_again_is_tried_later_and_its_neighbour_stays(module_folder):
     folder = module_folder / "logs"
     folder.mkdir()
-    gone, steady = Child("replica 1", ["failing"], folder / "log"), Child("replica 2", ["sleeper"], module_folder / "log")
+    gone, steady = (
+        Child("replica 1", ["failing"], folder / "log"),
+        Child("replica 2", ["sleeper"], module_folder / "log"),
+    )
     supervisor = Supervisor([gone, steady])
     supervisor.start(0.0)
     until(lambda: not gone.alive)
@@ -76,7 +79,10 @@ def test_a_child_that_cannot_be_started_again_is_tried_later_and_its_neighbour_s
 
 
 def test_a_child_that_hangs_is_ended_and_restarted_and_one_that_recovers_is_not(module_folder):
-    hung, slow = Child("replica 1", ["sleeper"], module_folder / "1"), Child("replica 2", ["sleeper"], module_folder / "2")
+    hung, slow = (
+        Child("replica 1", ["sleeper"], module_folder / "1"),
+        Child("replica 2", ["sleeper"], module_folder / "2"),
+    )
     supervisor = Supervisor([hung, slow])
     supervisor.start(100.0)
     first = hung.process.pid

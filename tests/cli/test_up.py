@@ -49,7 +49,17 @@ class Up:
         self.state = folder / "state"
         self.output = folder / "output"
         self.url = f"http://127.0.0.1:{self.port}"
-        arguments = ["--port", str(self.port), "--slo", str(self.slo), "--state", str(self.state), "--", "--max-num-seqs", "4"]
+        arguments = [
+            "--port",
+            str(self.port),
+            "--slo",
+            str(self.slo),
+            "--state",
+            str(self.state),
+            "--",
+            "--max-num-seqs",
+            "4",
+        ]
         self.process = subprocess.Popen([*UP, *arguments], stdout=self.output.open("wb"), stderr=subprocess.STDOUT)
 
     @property
@@ -93,9 +103,25 @@ def test_from_start_to_a_changed_promise_to_a_clean_stop(running):
     assert "Paris" in printed.stdout
 
     # So does the printed plan. Whether this machine can keep the promise at all is for the plan to say: 0 or 1.
-    plan = [sys.executable, "-m", "headway_cli", "plan", "--watch", "1", "--prompt-tokens", "40", "--output-tokens", "12", "--from"]
+    plan = [
+        sys.executable,
+        "-m",
+        "headway_cli",
+        "plan",
+        "--watch",
+        "1",
+        "--prompt-tokens",
+        "40",
+        "--output-tokens",
+        "12",
+        "--from",
+    ]
     planned = subprocess.run(
-        [*plan, re.search(r"headway plan --from (\S+)`", up.said)[1]], capture_output=True, text=True, check=False, timeout=60
+        [*plan, re.search(r"headway plan --from (\S+)`", up.said)[1]],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert planned.returncode in (0, 1), planned.stdout + planned.stderr
     assert "40 prompt tokens" in planned.stdout and "Feasible" in planned.stdout
@@ -108,7 +134,11 @@ def test_from_start_to_a_changed_promise_to_a_clean_stop(running):
     impossible = good.replace("target: 2s, perThousandPromptTokens: 3s", "target: 1ms")
     up.slo.write_text(impossible)
     up.wait_for(r"slo\.yaml changed")
-    shed = until(lambda: (answer := up.ask()).status_code == 429 and answer, 15, lambda: "a request that cannot keep 1 ms to be shed")
+    shed = until(
+        lambda: (answer := up.ask()).status_code == 429 and answer,
+        15,
+        lambda: "a request that cannot keep 1 ms to be shed",
+    )
     assert int(shed.headers["retry-after"]) >= 0
     assert shed.headers["x-headway-shed-reason"]
     up.slo.write_text(good)
@@ -148,14 +178,18 @@ def test_from_start_to_a_changed_promise_to_a_clean_stop(running):
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_heavy_starts(tmp_path, arguments, words):
-    (tmp_path / "slo.yaml").write_text(DEFAULT.read_text().replace("{target: 2s,", "\n      {target: 0s,").replace("ttft: \n", "ttft:\n"))
+    (tmp_path / "slo.yaml").write_text(
+        DEFAULT.read_text().replace("{target: 2s,", "\n      {target: 0s,").replace("ttft: \n", "ttft:\n")
+    )
     lines = (tmp_path / "slo.yaml").read_text().splitlines()
     line = next(number for number, text in enumerate(lines, 1) if "0s" in text)
     with socket.socket() as taken, (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        filled = [text.format(slo=tmp_path / "slo.yaml", taken=taken.getsockname()[1], used=tmp_path) for text in arguments]
+        filled = [
+            text.format(slo=tmp_path / "slo.yaml", taken=taken.getsockname()[1], used=tmp_path) for text in arguments
+        ]
         done = subprocess.run([*UP, *filled], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert re.search(words.replace(":6:", f":{line}:"), done.stderr), done.stderr

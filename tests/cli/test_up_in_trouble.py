@@ -37,7 +37,9 @@ def model(tmp_path_factory):
 def slow_model(tmp_path_factory):
     """One whose iterations take so long that measuring them takes longer than anybody waits here."""
     folder = tiny_model.write(tmp_path_factory.mktemp("models") / "large")
-    config = LlamaConfig.from_pretrained(folder, hidden_size=512, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=8)
+    config = LlamaConfig.from_pretrained(
+        folder, hidden_size=512, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=8
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -53,7 +55,9 @@ class Running:
         # Nothing can be made in that home: a folder that is only read would be written all the same by root.
         env = {**os.environ, "HOME": "/proc/self", "TMPDIR": str(self.temporary)}
         with self.output.open("wb") as output:
-            self.process = subprocess.Popen([*HEADWAY, *map(str, arguments)], stdout=stdout or output, stderr=output, env=env)
+            self.process = subprocess.Popen(
+                [*HEADWAY, *map(str, arguments)], stdout=stdout or output, stderr=output, env=env
+            )
 
     @property
     def said(self):
@@ -114,7 +118,9 @@ def ask(port):
 
 
 @pytest.mark.slow
-def test_two_at_a_time_serve_on_though_a_replica_is_killed_and_killed_again_and_logs_and_output_find_no_room(headway, tmp_path, model):
+def test_two_at_a_time_serve_on_though_a_replica_is_killed_and_killed_again_and_logs_and_output_find_no_room(
+    headway, tmp_path, model
+):
     state, ports = tmp_path / "state", [free_port(), free_port()]
     state.mkdir()
     for log in ("gateway.log", "replica-1.log"):
@@ -130,7 +136,9 @@ def test_two_at_a_time_serve_on_though_a_replica_is_killed_and_killed_again_and_
     assert '"chat.completion"' in printed.stdout, "the curl that was printed works as it stands"
     for kill in range(3):
         until(lambda: first.child("headway_runtime"), 60, lambda: "the replica").kill()
-        until(lambda kill=kill: first.said.count("replica-1 ended (signal SIGKILL)") == kill + 1, 60, lambda: first.said)
+        until(
+            lambda kill=kill: first.said.count("replica-1 ended (signal SIGKILL)") == kill + 1, 60, lambda: first.said
+        )
         until(lambda kill=kill: first.said.count("replica-1 started again") == kill + 1, 60, lambda: first.said)
     until(lambda: ask(ports[0]) == 200, 60, lambda: f"an answer after three kills; said:\n{first.said}")
     until(lambda: ask(ports[1]) == 200, 60, lambda: "an answer of the one that nobody listens to")

@@ -36,7 +36,9 @@ POLICY = Policy(
     generation=3,
     pool=Pool("chat-runtime", (Endpoint("chat-runtime.prod.svc"),)),
     classes=(
-        PriorityClass("interactive", 100, Objectives(TtftObjective(1.0, 95.0, 0.25), TpotObjective(0.05, 99.9)), 8, ("auto",)),
+        PriorityClass(
+            "interactive", 100, Objectives(TtftObjective(1.0, 95.0, 0.25), TpotObjective(0.05, 99.9)), 8, ("auto",)
+        ),
         PriorityClass("batch", 0, Objectives(TtftObjective(60.0)), max_queue_time=600.0),
     ),
     default_class="interactive",
@@ -69,7 +71,11 @@ GATEWAY = GatewayReport(
     pools=(
         PoolBooks(
             "chat-runtime",
-            {"interactive": ClassBooks(offered=10, outcomes={"ok": 9, "shed": 1}, shed={"prefill_wait": 1}, ttft={5: 9})},
+            {
+                "interactive": ClassBooks(
+                    offered=10, outcomes={"ok": 9, "shed": 1}, shed={"prefill_wait": 1}, ttft={5: 9}
+                )
+            },
             replica_in_flight={"chat-runtime-abc": 2},
         ),
     ),

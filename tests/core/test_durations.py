@@ -5,7 +5,16 @@ from headway_core.errors import SpecError
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("500ms", 0.5), ("1s", 1.0), ("1m30s", 90.0), ("1h", 3600.0), ("0s", 0.0), ("1s500ms", 1.5), ("10m", 600.0), ("99999ms", 99.999)],
+    [
+        ("500ms", 0.5),
+        ("1s", 1.0),
+        ("1m30s", 90.0),
+        ("1h", 3600.0),
+        ("0s", 0.0),
+        ("1s500ms", 1.5),
+        ("10m", 600.0),
+        ("99999ms", 99.999),
+    ],
 )
 def test_durations_mean_seconds(text, seconds):
     assert parse_duration(text) == pytest.approx(seconds)

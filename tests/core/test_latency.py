@@ -28,12 +28,19 @@ def truth(shape, slower=1.0):
 def calibrated(rng, noise=0.02):
     model = StepTimeModel()
     # Each shape twice; the first time takes ten times as long, as first times do.
-    model.calibrate([(shape, truth(shape) * (10 if run == 0 else rng.lognormvariate(0, noise))) for shape in GRID for run in range(2)])
+    model.calibrate(
+        [
+            (shape, truth(shape) * (10 if run == 0 else rng.lognormvariate(0, noise)))
+            for shape in GRID
+            for run in range(2)
+        ]
+    )
     return model
 
 
 def chat_traffic(rng, iterations):
-    """Context goes up and down with the number of decodes, and an iteration in three carries prefill: what real logs look like."""
+    """Context goes up and down with the number of decodes, and an iteration in three carries prefill: what real logs
+    look like."""
     for _ in range(iterations):
         rows = rng.randint(2, 24)
         prefill = rng.choice([0, 0, 0, 0, 96, 256])
@@ -68,7 +75,8 @@ def test_the_grid_varies_rows_context_and_prefill_independently_and_fits_the_poo
 
 
 @pytest.mark.parametrize(
-    ("rows", "budget", "length", "pool"), [(1, 1, 1, 2), (4, 16, 64, 64), (256, 8192, 131072, 10**6), (2, 10**6, 100, 40)]
+    ("rows", "budget", "length", "pool"),
+    [(1, 1, 1, 2), (4, 16, 64, 64), (256, 8192, 131072, 10**6), (2, 10**6, 100, 40)],
 )
 def test_a_grid_can_be_made_for_any_engine(rows, budget, length, pool):
     grid = calibration_shapes(max_num_seqs=rows, prefill_token_budget=budget, max_model_len=length, pool_tokens=pool)
@@ -135,7 +143,8 @@ def test_outliers_move_the_prediction_by_less_than_a_percent():
 
 
 def observe_errors(model, rng, iterations, slower=1.0, noise=0.03):
-    """Runs traffic past the model; the relative errors one step ahead of its predictions, and of its fit without the drift."""
+    """Runs traffic past the model; the relative errors one step ahead of its predictions, and of its fit without the
+    drift."""
     errors, unscaled = [], []
     for shape in chat_traffic(rng, iterations):
         seconds = truth(shape, slower) * rng.lognormvariate(0, noise)
@@ -217,7 +226,12 @@ def test_a_published_report_predicts_the_same_and_can_be_refined():
 
 def test_the_largest_prefill_is_the_largest():
     model = calibrated(random.Random(1))
-    for limit, rows, context, start in ((0.05, 16, 5000, 0), (0.05, 16, 5000, 100_000), (0.02, 1, 10, 0), (0.5, 64, 100_000, 500)):
+    for limit, rows, context, start in (
+        (0.05, 16, 5000, 0),
+        (0.05, 16, 5000, 100_000),
+        (0.02, 1, 10, 0),
+        (0.5, 64, 100_000, 500),
+    ):
         tokens = model.largest_prefill(limit, rows, context, start=start)
         assert tokens > 0
 
@@ -250,7 +264,9 @@ def test_no_coefficient_is_ever_negative_and_the_fit_is_optimal():
         assert min(fitted) >= 0
 
         def loss(b, gram=gram, moment=moment):
-            return sum(gram[i][j] * b[i] * b[j] for i in range(4) for j in range(4)) / 2 - sum(moment[i] * b[i] for i in range(4))
+            return sum(gram[i][j] * b[i] * b[j] for i in range(4) for j in range(4)) / 2 - sum(
+                moment[i] * b[i] for i in range(4)
+            )
 
         least = loss(fitted)
         for i in range(4):

@@ -57,7 +57,10 @@ def test_a_revision_that_would_shut_out_every_later_one_is_refused(revision):
 
 def test_a_broken_neighbour_does_not_hold_back_the_others():
     book = PolicyBook()
-    assert book.offer({"a.json": b"junk", "b.json": dump(revised(1, "code")), "c.json": dump(POLICY)}, 0.0) == (revised(1, "code"), POLICY)
+    assert book.offer({"a.json": b"junk", "b.json": dump(revised(1, "code")), "c.json": dump(POLICY)}, 0.0) == (
+        revised(1, "code"),
+        POLICY,
+    )
 
 
 def test_two_documents_for_one_pool_the_higher_revision_wins_whatever_their_order():

@@ -8,13 +8,22 @@ import random
 from collections.abc import Callable
 
 import pytest
-from headway_core.queueing import Service, kingman_bound, kingman_wait, little_number, little_wait, mg1_priority_waits, mg1_wait
+from headway_core.queueing import (
+    Service,
+    kingman_bound,
+    kingman_wait,
+    little_number,
+    little_wait,
+    mg1_priority_waits,
+    mg1_wait,
+)
 
 Draw = Callable[[random.Random], float]
 
 
 def simulate(streams: list[tuple[Draw, Draw]], customers: int, seed: int) -> tuple[list[float], float]:
-    """One server, non-preemptive priorities (first stream highest): mean wait of each class, and the mean number that waits."""
+    """One server, non-preemptive priorities (first stream highest): mean wait of each class, and the mean number that
+    waits."""
     rng = random.Random(seed)
     arrivals: list[tuple[float, int]] = []
     for rank, (gap, _) in enumerate(streams):
@@ -50,7 +59,9 @@ def exponential(mean: float) -> Draw:
 def test_cobham_matches_simulated_priorities() -> None:
     mean, deterministic = 0.2, 0.5
     streams = [Service(1.5, mean, 2 * mean**2), Service(1.0, deterministic, deterministic**2)]
-    waits, waiting = simulate([(exponential(1 / 1.5), exponential(mean)), (exponential(1.0), lambda _: deterministic)], 60_000, seed=1)
+    waits, waiting = simulate(
+        [(exponential(1 / 1.5), exponential(mean)), (exponential(1.0), lambda _: deterministic)], 60_000, seed=1
+    )
     expected = mg1_priority_waits(streams)
     assert waits[0] == pytest.approx(expected[0], rel=0.05)
     assert waits[1] == pytest.approx(expected[1], rel=0.08)

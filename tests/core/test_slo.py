@@ -12,7 +12,13 @@ MINIMAL = {
 }
 FULL = {
     **MINIMAL,
-    "metadata": {"name": "chat", "namespace": "prod", "uid": "u-1", "generation": 3, "annotations": {"headway.dev/paused": "true"}},
+    "metadata": {
+        "name": "chat",
+        "namespace": "prod",
+        "uid": "u-1",
+        "generation": 3,
+        "annotations": {"headway.dev/paused": "true"},
+    },
     "spec": {
         "mode": "Recommend",
         "targetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "chat-runtime"},
@@ -57,10 +63,20 @@ def changed(document, path, value):
 
 def test_minimal_object_gets_every_default():
     slo = ServingSLO.parse(MINIMAL)
-    assert (slo.mode, slo.service_name, slo.service_port, slo.gateway_name) == (Mode.ENFORCE, "chat-runtime", 8000, None)
+    assert (slo.mode, slo.service_name, slo.service_port, slo.gateway_name) == (
+        Mode.ENFORCE,
+        "chat-runtime",
+        8000,
+        None,
+    )
     assert slo.bounds.replicas is None, "a default maximum would scale down what is there"
     assert [known.name for known in slo.classes] == ["default"] == [slo.default_class]
-    assert (slo.window, slo.min_samples, slo.scale_up_stabilization, slo.scale_down_stabilization) == (60.0, 20, 0.0, 300.0)
+    assert (slo.window, slo.min_samples, slo.scale_up_stabilization, slo.scale_down_stabilization) == (
+        60.0,
+        20,
+        0.0,
+        300.0,
+    )
     assert slo.objectives.tpot is None
 
 

@@ -16,7 +16,8 @@ from cluster.full_cluster import FullCluster
 
 @pytest.fixture(scope="session")
 def product_values(full_cluster: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A values file with which the chart runs on `full_cluster`: images that are there, one small replica, torch from this machine.
+    """A values file with which the chart runs on `full_cluster`: images that are there, one small replica, torch from
+    this machine.
 
     On a cluster that KUBECONFIG names, HEADWAY_E2E_VALUES names the file.
     """

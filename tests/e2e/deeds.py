@@ -48,7 +48,12 @@ class Deeds:
 
     def __init__(self, audit: AuditLog, namespace: str, account: str) -> None:
         self._audit = audit
-        self._wanted = {"namespace": namespace, "user": f"system:serviceaccount:{namespace}:{account}", "code": 200, "verb": "patch"}
+        self._wanted = {
+            "namespace": namespace,
+            "user": f"system:serviceaccount:{namespace}:{account}",
+            "code": 200,
+            "verb": "patch",
+        }
 
     def policies(self, slo: str, since: float = 0.0, until: float = float("inf")) -> list[PolicyWrite]:
         """Writes of the policy of one ServingSLO."""
@@ -77,7 +82,9 @@ class Deeds:
         cost = "controller.kubernetes.io/pod-deletion-cost"
         found = self._between(since, until, resource="pods", subresource="")
         annotated = [(entry, (entry.body.get("metadata") or {}).get("annotations") or {}) for entry in found]
-        return [Mark(entry.at, entry.name, annotations[cost]) for entry, annotations in annotated if cost in annotations]
+        return [
+            Mark(entry.at, entry.name, annotations[cost]) for entry, annotations in annotated if cost in annotations
+        ]
 
     def _between(self, since: float, until: float, **wanted: str) -> list[AuditEntry]:
         self._audit.settle()

@@ -1,4 +1,5 @@
-"""The replicas of a pool as they are themselves, once a second: asked on their control ports by a thread of the test."""
+"""The replicas of a pool as they are themselves, once a second: asked on their control ports by a thread of the
+test."""
 
 from __future__ import annotations
 

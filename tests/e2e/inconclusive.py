@@ -9,7 +9,8 @@ import pytest
 
 
 def inconclusive(why: str) -> NoReturn:
-    """Fails the test; skips it where HEADWAY_E2E_BUSY=skip says that the machine is shared, so that nobody's neighbour breaks a build."""
+    """Fails the test; skips it where HEADWAY_E2E_BUSY=skip says that the machine is shared, so that nobody's neighbour
+    breaks a build."""
     told = f"inconclusive, which says nothing about the product: {why}"
     if os.environ.get("HEADWAY_E2E_BUSY") == "skip":
         pytest.skip(told)

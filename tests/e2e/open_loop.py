@@ -1,4 +1,5 @@
-"""Open-loop load in a process of its own, with its own stopwatch: the server cannot slow it down, and a busy test cannot make it late.
+"""Open-loop load in a process of its own, with its own stopwatch: the server cannot slow it down, and a busy test
+cannot make it late.
 
 From a test::
 
@@ -8,12 +9,14 @@ From a test::
         summary = running.finish()            # waits for the last stream
     assert (summary.failed, summary.truncated) == (0, 0)
 
-By hand: ``PYTHONPATH=tests/e2e python -m open_loop --url http://10.96.0.7 --model chat --rate 4 --seconds 30 --out run.jsonl``.
+By hand: ``PYTHONPATH=tests/e2e python -m open_loop --url http://10.96.0.7 --model chat --rate 4 --seconds 30 --out
+run.jsonl``.
 
-Every request is a streamed chat completion. With several URLs the requests take turns. The file gets one JSON line for each request within
-a second of its end, in order of ending: `due`, `sent`, `first`, `last`, `end` and `chunks` are seconds of the wall clock since the epoch
-(None where it did not come that far), `ttft` (from due) and `tpot` seconds; then `outcome`, `status`, `tokens` and `prompt_tokens` as the
-server counted them, `finish_reason`, `error`, `in_band`. Nothing is ever sent twice, so an outcome is what one client without retries saw.
+Every request is a streamed chat completion. With several URLs the requests take turns. The file gets one JSON line for
+each request within a second of its end, in order of ending: `due`, `sent`, `first`, `last`, `end` and `chunks` are
+seconds of the wall clock since the epoch (None where it did not come that far), `ttft` (from due) and `tpot` seconds;
+then `outcome`, `status`, `tokens` and `prompt_tokens` as the server counted them, `finish_reason`, `error`, `in_band`.
+Nothing is ever sent twice, so an outcome is what one client without retries saw.
 
 Outcomes, one for each request:
 
@@ -21,7 +24,8 @@ Outcomes, one for each request:
 * ``shed``       refused with 429 or 503;
 * ``failed``     no answer (connection refused, reset, timed out before a status), or any other status;
 * ``lost``       an answer began and ended in an in-band error: the documented way to lose a stream;
-* ``truncated``  an answer began and just stopped: no error event, no finish_reason or [DONE], or fewer tokens than asked for.
+* ``truncated``  an answer began and just stopped: no error event, no finish_reason or [DONE], or fewer tokens than
+  asked for.
 """
 
 from __future__ import annotations
@@ -61,14 +65,16 @@ class Load:
     seed: int = 0
     service_tier: str | None = None
     tokens_per_word: float | None = None
-    """What the model's tokenizer makes of a word; None: two requests ask the server first. Exact lengths need a tokenizer made for it."""
+    """What the model's tokenizer makes of a word; None: two requests ask the server first. Exact lengths need a
+    tokenizer made for it."""
     template_tokens: float = 0.0
     """What the chat template adds, where `tokens_per_word` is given."""
     timeout: float = 300.0
     """Seconds after which a request is given up as failed."""
 
     def planned(self) -> list[Planned]:
-        """The requests; there are rate·seconds of them within one with ``uniform``, and about as many with ``poisson``."""
+        """The requests; there are rate·seconds of them within one with ``uniform``, and about as many with
+        ``poisson``."""
         due: list[float] = []
         if self.arrivals == "uniform":
             due = [number / self.rate for number in range(math.ceil(self.rate * self.seconds - 1e-9))]
@@ -126,15 +132,26 @@ class OpenLoop:
         """Starts the process. The load begins at `begin` (wall clock), or within a second or so (`Summary.started`)."""
         out.unlink(missing_ok=True)
         values = {name: value for name, value in asdict(load).items() if name != "ignore_eos" and value is not None}
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()] + ([] if load.ignore_eos else ["--obey-eos"])
-        command = [sys.executable, __file__, *(f"--url={url}" for url in urls), f"--model={model}", f"--out={out}", *flags]
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()] + (
+            [] if load.ignore_eos else ["--obey-eos"]
+        )
+        command = [
+            sys.executable,
+            __file__,
+            *(f"--url={url}" for url in urls),
+            f"--model={model}",
+            f"--out={out}",
+            *flags,
+        ]
         command += [] if begin is None else [f"--begin={begin}"]
         return cls(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), out)
 
     def __enter__(self) -> OpenLoop:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     @property
@@ -238,7 +255,13 @@ async def _run(given: argparse.Namespace, load: Load) -> Summary:
 
         async def drive(place: int) -> None:
             written: set[int] = set()
-            await run_load(targets[place], planned[place :: len(targets)], writers[place], lambda all_: write_ended(all_, written), enough)
+            await run_load(
+                targets[place],
+                planned[place :: len(targets)],
+                writers[place],
+                lambda all_: write_ended(all_, written),
+                enough,
+            )
 
         await asyncio.sleep((given.begin or 0.0) - time.time())
         started = time.time()
@@ -248,7 +271,9 @@ async def _run(given: argparse.Namespace, load: Load) -> Summary:
 
 def main() -> int:
     """Sends the load that the command line describes; prints the summary as JSON."""
-    parser = argparse.ArgumentParser(description="open-loop load on an OpenAI endpoint; one JSON line per request, a summary at the end")
+    parser = argparse.ArgumentParser(
+        description="open-loop load on an OpenAI endpoint; one JSON line per request, a summary at the end"
+    )
     parser.add_argument("--url", action="append", required=True, help="base URL without /v1; several take turns")
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path, required=True, help="file for one JSON line per request")

@@ -1,7 +1,8 @@
 """What an emulated accelerator can carry, by pencil: the arithmetic that the product's decisions are held against.
 
-It shares no code with the product. Iterations last exactly t(p, n, c) = a + b·p + d·n + e·c seconds for p prefill tokens, n decoding
-sequences and c tokens of context, and all requests have the same lengths, so everything follows from four numbers.
+It shares no code with the product. Iterations last exactly t(p, n, c) = a + b·p + d·n + e·c seconds for p prefill
+tokens, n decoding sequences and c tokens of context, and all requests have the same lengths, so everything follows from
+four numbers.
 """
 
 from __future__ import annotations
@@ -48,10 +49,13 @@ class Answer:
 def solve(accelerator: Accelerator, *, prompt: int, output: int, tpot: float, share: float = 0.8) -> Answer:
     """n*, p* and λ* for requests of `prompt` and `output` tokens and a promise of `tpot` seconds a token.
 
-    In each iteration n/output requests end and as many prompts are read, which may fill the `share` of the budget p. A full iteration
-    (n sequences, p prompt tokens) lasts as long as was promised: T = a + b·p + d·n + e·n·context with p = n·prompt/(share·output).
+    In each iteration n/output requests end and as many prompts are read, which may fill the `share` of the budget p. A
+    full iteration (n sequences, p prompt tokens) lasts as long as was promised: T = a + b·p + d·n + e·n·context with p
+    = n·prompt/(share·output).
     """
     context = prompt + (output + 1) / 2
     prefill_per_sequence = prompt / (share * output)
-    sequences = (tpot - accelerator.a) / (accelerator.b * prefill_per_sequence + accelerator.d + accelerator.e * context)
+    sequences = (tpot - accelerator.a) / (
+        accelerator.b * prefill_per_sequence + accelerator.d + accelerator.e * context
+    )
     return Answer(sequences, sequences * prefill_per_sequence, sequences / (output * tpot))

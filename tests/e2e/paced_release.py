@@ -45,7 +45,9 @@ class PacedRelease:
 
     @classmethod
     @contextmanager
-    def installed(cls, cluster: Client, namespace: str, base: Path, folder: Path, start: Start) -> Iterator[PacedRelease]:
+    def installed(
+        cls, cluster: Client, namespace: str, base: Path, folder: Path, start: Start
+    ) -> Iterator[PacedRelease]:
         """`base`: values with which the chart runs on this cluster. Uninstalled at the end."""
         logs = folder / "iterations"
         logs.mkdir()
@@ -109,7 +111,8 @@ class PacedRelease:
         return OpenLoop.start([self.release.url], "tiny", load, self.results / f"{name}.jsonl", begin)
 
     def overrun(self, since: float, until: float) -> float:
-        """How much longer than told all iterations together took that began in this span of the wall clock: 0.01 is one in a hundred.
+        """How much longer than told all iterations together took that began in this span of the wall clock: 0.01 is one
+        in a hundred.
 
         The time between two iterations counts, where a sequence went through both.
         """
@@ -140,7 +143,10 @@ def _with_pool(base: Path, path: Path, model: Path, logs: Path, start: Start) ->
                 "kvMemory": "8MiB",
             },
             "extraArgs": [f"--pace={start.accelerator.pace}", "--iteration-log=/iterations/$(POD_NAME).jsonl"],
-            "extraVolumes": [*runtime["extraVolumes"], {"name": "iterations", "hostPath": {"path": str(logs), "type": "Directory"}}],
+            "extraVolumes": [
+                *runtime["extraVolumes"],
+                {"name": "iterations", "hostPath": {"path": str(logs), "type": "Directory"}},
+            ],
             "extraVolumeMounts": [*runtime["extraVolumeMounts"], {"name": "iterations", "mountPath": "/iterations"}],
         },
         pools=[{"name": "chat", "model": {"hostPath": str(model), "servedName": "tiny"}}],

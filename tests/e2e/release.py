@@ -52,7 +52,9 @@ class Release:
 
     def helm(self, verb: str, *flags: str) -> str:
         """`install` or `upgrade` of this chart and these values."""
-        return self.cluster.helm(verb, self.name, str(CHART), "--namespace", self.namespace, "--values", str(self.values), *flags)
+        return self.cluster.helm(
+            verb, self.name, str(CHART), "--namespace", self.namespace, "--values", str(self.values), *flags
+        )
 
     def part(self, component: str) -> str:
         """Name of a component's Deployment: `gateway`, `operator`, or a pool."""
@@ -84,7 +86,8 @@ class Release:
         return {name: load_gateway_report(_read(pod, "/load")) for name, pod in self.pods("gateway").items()}
 
     def generations(self, pool: str) -> dict[str, int]:
-        """Pod → the generation of the ServingSLO whose promise it has in force for this pool; 0: none. Raises OSError."""
+        """Pod → the generation of the ServingSLO whose promise it has in force for this pool; 0: none. Raises
+        OSError."""
         found = {}
         for name, pod in self.pods("runtime", pool).items():
             found[name] = json.loads(_read(pod, "/policy")).get("generation", 0)
@@ -93,13 +96,16 @@ class Release:
         return found
 
     def in_force(self, slo: str, pool: str) -> bool:
-        """Whether every gateway has the newest policy of a ServingSLO over the pool, in whatever mode, and a replica that is ready."""
+        """Whether every gateway has the newest policy of a ServingSLO over the pool, in whatever mode, and a replica
+        that is ready."""
         found = self.cluster.get(f"servingslo/{slo}", namespace=self.namespace)
         status = found.get("status", {})
         if status.get("observedGeneration") != found["metadata"]["generation"]:
             return False
         revision = status.get("applied", {}).get("policyRevision", math.inf)
-        books = [known for report in self.gateways().values() for known in report.pools if known.pool == self.part(pool)]
+        books = [
+            known for report in self.gateways().values() for known in report.pools if known.pool == self.part(pool)
+        ]
         return bool(books) and all(
             known.ready_replicas and known.policy is not None and known.policy.revision >= revision for known in books
         )
@@ -108,16 +114,16 @@ class Release:
         """Every Deployment has all its pods available, and none too many."""
 
         def whole() -> bool:
-            deployments = self.cluster.get("deployments", "-l", f"app.kubernetes.io/instance={self.name}", namespace=self.namespace)[
-                "items"
-            ]
+            deployments = self.cluster.get(
+                "deployments", "-l", f"app.kubernetes.io/instance={self.name}", namespace=self.namespace
+            )["items"]
             return all(map(_whole, deployments))
 
         self.cluster.wait_for(whole, "all Deployments are whole again", patience=patience, pause=0.5)
 
     def wait_until_settled(self, patience: float = 30.0) -> None:
-        """The books of everybody are as if nobody had ever asked: nothing waits, nothing runs, every block is free or reusable, and each
-        offered request has exactly one outcome.
+        """The books of everybody are as if nobody had ever asked: nothing waits, nothing runs, every block is free or
+        reusable, and each offered request has exactly one outcome.
         """
         unsettled: list[str] = []
 
@@ -159,7 +165,8 @@ class Release:
 
 
 def values_file(path: Path, base: Path, **changes: Any) -> Path:
-    """`base` with `changes` merged into it, written to `path`; a None takes a key away, so that the chart's own value counts."""
+    """`base` with `changes` merged into it, written to `path`; a None takes a key away, so that the chart's own value
+    counts."""
     path.write_text(json.dumps(_merged(json.loads(base.read_text()), changes)))
     return path
 
@@ -176,9 +183,13 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 def _pod(document: Mapping[str, Any]) -> Pod:
     status = document["status"]
-    ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in status.get("conditions", []))
+    ready = any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in status.get("conditions", [])
+    )
     restarts = sum(each["restartCount"] for each in status.get("containerStatuses", []))
-    return Pod(document["metadata"]["uid"], status.get("podIP", ""), document["spec"].get("nodeName", ""), restarts, ready)
+    return Pod(
+        document["metadata"]["uid"], status.get("podIP", ""), document["spec"].get("nodeName", ""), restarts, ready
+    )
 
 
 def _whole(deployment: Mapping[str, Any]) -> bool:

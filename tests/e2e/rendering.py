@@ -22,16 +22,32 @@ class RenderError(Exception):
     """Helm refused; the message is what a user sees."""
 
 
-def render(*flags: str, values: Mapping[str, Any] | None = None, release: str = "rel", namespace: str = "ns1") -> list[dict[str, Any]]:
+def render(
+    *flags: str, values: Mapping[str, Any] | None = None, release: str = "rel", namespace: str = "ns1"
+) -> list[dict[str, Any]]:
     """`helm template` with `values` as a values file. Raises RenderError."""
     return [
-        document for document in yaml.safe_load_all(render_text(*flags, values=values, release=release, namespace=namespace)) if document
+        document
+        for document in yaml.safe_load_all(render_text(*flags, values=values, release=release, namespace=namespace))
+        if document
     ]
 
 
-def render_text(*flags: str, values: Mapping[str, Any] | None = None, release: str = "rel", namespace: str = "ns1") -> str:
+def render_text(
+    *flags: str, values: Mapping[str, Any] | None = None, release: str = "rel", namespace: str = "ns1"
+) -> str:
     """The same as text."""
-    command = [binaries.path("helm"), "template", release, str(CHART), "--namespace", namespace, "--values", "-", *flags]
+    command = [
+        binaries.path("helm"),
+        "template",
+        release,
+        str(CHART),
+        "--namespace",
+        namespace,
+        "--values",
+        "-",
+        *flags,
+    ]
     done = subprocess.run(command, input=json.dumps(values or {}), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RenderError(done.stderr)
@@ -51,7 +67,8 @@ def container(documents: Sequence[dict[str, Any]], deployment: str) -> dict[str,
 
 
 def pairwise(factors: Mapping[str, Sequence[Any]], seed: int = 1) -> list[dict[str, Any]]:
-    """Rows that between them hold every pair of two factors' values; greedy, so some more rows than the fewest possible.
+    """Rows that between them hold every pair of two factors' values; greedy, so some more rows than the fewest
+    possible.
 
     Values are told apart by their place in the sequence: they may be equal and need not be hashable.
     """
@@ -72,7 +89,8 @@ def pairwise(factors: Mapping[str, Sequence[Any]], seed: int = 1) -> list[dict[s
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``, without what is `ABSENT`; what lies inside a block that is null is left out."""
+    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``, without what is `ABSENT`; what lies inside a block that is null is left
+    out."""
     tree: dict[str, Any] = {}
     for path in sorted(flat, key=lambda path: path.count(".")):
         if flat[path] is ABSENT:

@@ -14,7 +14,8 @@ from open_loop import Load, OpenLoop, Summary
 from paced_release import SLO, PacedRelease
 
 LATE = 0.05
-"""A generator later than this share of the TTFT target, or iterations longer by this share than told: the run says nothing."""
+"""A generator later than this share of the TTFT target, or iterations longer by this share than told: the run says
+nothing."""
 _AHEAD = 3.0
 """Seconds before a stage's end in which the next one's generator gets ready."""
 
@@ -70,7 +71,8 @@ class Stage:
 
     @property
     def kept_after(self) -> float | None:
-        """Seconds after which the promise was kept by all that came then, together; None: not while a quarter were still to come."""
+        """Seconds after which the promise was kept by all that came then, together; None: not while a quarter were
+        still to come."""
         lines = sorted(self.lines, key=lambda line: line["due"])
         kept = [self.promise.kept_by(line) for line in lines]
         for at in range(len(lines) * 3 // 4 + 1):
@@ -79,8 +81,11 @@ class Stage:
         return None
 
 
-def run(release: PacedRelease, promise: Promise, loads: Mapping[str, Load], until: Mapping[str, Callable[[Look], bool]]) -> list[Stage]:
-    """The stages in order. One in `until` ends when that holds for a look at the replicas (within four minutes), not with its load.
+def run(
+    release: PacedRelease, promise: Promise, loads: Mapping[str, Load], until: Mapping[str, Callable[[Look], bool]]
+) -> list[Stage]:
+    """The stages in order. One in `until` ends when that holds for a look at the replicas (within four minutes), not
+    with its load.
 
     Raises:
         Inconclusive: the generator or the emulated accelerators were late.
@@ -110,7 +115,9 @@ def run(release: PacedRelease, promise: Promise, loads: Mapping[str, Load], unti
 def _finish(stage: Stage, loop: OpenLoop) -> None:
     stage.summary, stage.lines = loop.finish(), loop.lines()
     lengths = {line["prompt_tokens"] for line in stage.lines if line["outcome"] == "ok"}
-    assert lengths == {stage.load.prompt_tokens}, f"prompts of {lengths} tokens, {stage.load.prompt_tokens} were asked for"
+    assert lengths == {stage.load.prompt_tokens}, (
+        f"prompts of {lengths} tokens, {stage.load.prompt_tokens} were asked for"
+    )
 
 
 def _look_back(release: PacedRelease, stage: Stage, looks: list[Look]) -> None:
@@ -122,5 +129,6 @@ def _look_back(release: PacedRelease, stage: Stage, looks: list[Look]) -> None:
     assert stage.summary is not None
     if stage.summary.lag_p99 > LATE * stage.promise.ttft or stage.overrun > LATE:
         raise Inconclusive(
-            f"{stage.name}: requests left up to {stage.summary.lag_p99:.3f} s late, iterations took {stage.overrun:.1%} longer than told"
+            f"{stage.name}: requests left up to {stage.summary.lag_p99:.3f} s late, iterations took "
+            f"{stage.overrun:.1%} longer than told"
         )

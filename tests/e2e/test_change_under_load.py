@@ -1,4 +1,5 @@
-"""Changes that an operator of the cluster makes on any day, each under a steady load: nobody is failed, shed or cut off."""
+"""Changes that an operator of the cluster makes on any day, each under a steady load: nobody is failed, shed or cut
+off."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def release(
 
 
 def test_an_upgrade_that_changes_gateways_and_runtimes_costs_nobody_an_answer(release: Release, tmp_path: Path):
-    """One runtime: its successor must be known to every gateway before it goes, although resolvers know only old addresses for 30 s."""
+    """One runtime: its successor must be known to every gateway before it goes, although resolvers know only old
+    addresses for 30 s."""
     old = everybody(release)
     with traffic(release, tmp_path) as flowing:
         release.upgrade("--set", "gateway.maxQueueRequests=500", "--set", "runtime.keepAliveSeconds=121")
@@ -88,8 +90,11 @@ def test_a_replica_that_is_no_longer_needed_is_cordoned_and_goes_once_it_is_empt
 
 
 @pytest.mark.full
-def test_the_drain_of_a_node_costs_nobody_an_answer(product_values: Path, tmp_path: Path, request: pytest.FixtureRequest):
-    """Two of each on two nodes, and budgets that let one of each go at a time. Whoever has no other place waits for the node's return."""
+def test_the_drain_of_a_node_costs_nobody_an_answer(
+    product_values: Path, tmp_path: Path, request: pytest.FixtureRequest
+):
+    """Two of each on two nodes, and budgets that let one of each go at a time. Whoever has no other place waits for the
+    node's return."""
     with two_nodes() as cluster, fresh_namespace(cluster, request) as namespace:
         release = install(cluster, namespace, product_values, tmp_path, replicas=2)
         promise(release)
@@ -98,7 +103,9 @@ def test_the_drain_of_a_node_costs_nobody_an_answer(product_values: Path, tmp_pa
         # node1 is where this test's way into the cluster leads through.
         leaving = {name: pod for name, pod in everybody(release).items() if pod.node == "node2"}
         with traffic(release, tmp_path) as flowing:
-            cluster.kubectl("drain", "node2", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=180s", timeout=200)
+            cluster.kubectl(
+                "drain", "node2", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=180s", timeout=200
+            )
             wait_until_gone(release, leaving)
             cluster.kubectl("uncordon", "node2")
             lines = flowing.finish()
@@ -124,11 +131,15 @@ def two_nodes() -> Iterator[FullCluster]:
 def bound(release: Release, replicas: int) -> None:
     """Has the operator keep exactly so many."""
     spec = {"mode": "Enforce", "bounds": {"replicas": {"min": replicas, "max": replicas}}}
-    release.cluster.kubectl("patch", "sslo/chat", "-n", release.namespace, "--type", "merge", "-p", json.dumps({"spec": spec}))
+    release.cluster.kubectl(
+        "patch", "sslo/chat", "-n", release.namespace, "--type", "merge", "-p", json.dumps({"spec": spec})
+    )
 
 
 def watch(release: Release) -> FleetWatch:
-    return FleetWatch(release.cluster.kubeconfig, release.namespace, f"headway.dev/runtime={release.part('chat')}", every=0.5)
+    return FleetWatch(
+        release.cluster.kubeconfig, release.namespace, f"headway.dev/runtime={release.part('chat')}", every=0.5
+    )
 
 
 def busy(watched: FleetWatch) -> list[str]:
@@ -147,7 +158,9 @@ def wait_until_gone(release: Release, old: dict[str, Pod]) -> None:
     """Their last stream included: the objects go when the processes have gone."""
 
     def gone() -> bool:
-        return not old.keys() & {pod["metadata"]["name"] for pod in release.cluster.get("pods", namespace=release.namespace)["items"]}
+        return not old.keys() & {
+            pod["metadata"]["name"] for pod in release.cluster.get("pods", namespace=release.namespace)["items"]
+        }
 
     release.cluster.wait_for(gone, f"gone: {', '.join(old)}", patience=240, pause=0.5)
 

@@ -1,4 +1,5 @@
-"""Install, upgrade, rollback and uninstall against a real API server: what was tuned stays, what did not change does not restart."""
+"""Install, upgrade, rollback and uninstall against a real API server: what was tuned stays, what did not change does
+not restart."""
 
 import json
 import shutil
@@ -61,17 +62,28 @@ def test_releases_live_side_by_side_and_select_only_their_own_pods(control_plane
     other = f"{namespace}-2"
     control_plane.kubectl("create", "namespace", other)
     cluster_wide = ("--set", "operator.scope=Cluster")
-    places = [("a", namespace, cluster_wide), ("a", other, cluster_wide), ("b", namespace, cluster_wide), ("headway", namespace, ())]
+    places = [
+        ("a", namespace, cluster_wide),
+        ("a", other, cluster_wide),
+        ("b", namespace, cluster_wide),
+        ("headway", namespace, ()),
+    ]
     try:
         for release, where, flags in places:
             control_plane.helm("install", release, str(CHART), "--namespace", where, *flags)
         for release, where, _ in places:
-            for service in control_plane.get("services", "-l", f"app.kubernetes.io/instance={release}", namespace=where)["items"]:
+            for service in control_plane.get(
+                "services", "-l", f"app.kubernetes.io/instance={release}", namespace=where
+            )["items"]:
                 selector = ",".join(f"{key}={value}" for key, value in service["spec"]["selector"].items())
                 control_plane.wait_for(
-                    lambda s=selector, w=where: pods(control_plane, w, s) != [], f"pods of {service['metadata']['name']}"
+                    lambda s=selector, w=where: pods(control_plane, w, s) != [],
+                    f"pods of {service['metadata']['name']}",
                 )
-                owners = {pod["metadata"]["labels"]["app.kubernetes.io/instance"] for pod in pods(control_plane, where, selector)}
+                owners = {
+                    pod["metadata"]["labels"]["app.kubernetes.io/instance"]
+                    for pod in pods(control_plane, where, selector)
+                }
                 assert owners == {release}
     finally:
         for release, where, _ in places:
@@ -83,7 +95,9 @@ def test_releases_live_side_by_side_and_select_only_their_own_pods(control_plane
 
 def test_an_operator_of_one_namespace_may_do_nothing_elsewhere(control_plane: Client, namespace: str):
     control_plane.helm("install", "rel", str(CHART), "--namespace", namespace)
-    operator = Client(control_plane.service_account_kubeconfig(namespace, "rel-headway-operator"), control_plane.kubeconfig.parent)
+    operator = Client(
+        control_plane.service_account_kubeconfig(namespace, "rel-headway-operator"), control_plane.kubeconfig.parent
+    )
     assert may(operator, "patch", "deployments.apps/chat", namespace, "--subresource=scale")
     assert may(operator, "patch", "configmaps/rel-headway-gateway-policy", namespace)
     for verb, resource in (
@@ -97,13 +111,18 @@ def test_an_operator_of_one_namespace_may_do_nothing_elsewhere(control_plane: Cl
         ("patch", "servingslos.headway.dev/chat"),
     ):
         assert not may(operator, verb, resource, namespace), f"{verb} {resource}"
-    for verb, resource in (("list", "pods"), ("list", "servingslos.headway.dev"), ("get", "configmaps/rel-headway-gateway-policy")):
+    for verb, resource in (
+        ("list", "pods"),
+        ("list", "servingslos.headway.dev"),
+        ("get", "configmaps/rel-headway-gateway-policy"),
+    ):
         assert not may(operator, verb, resource, "default"), f"{verb} {resource} in another namespace"
 
 
 def test_uninstalling_leaves_no_object_of_the_release(control_plane: Client, namespace: str):
     control_plane.helm("install", "rel", str(CHART), "--namespace", namespace)
-    kinds = "deployments,services,configmaps,secrets,roles,rolebindings,serviceaccounts,networkpolicies,poddisruptionbudgets"
+    kinds = "deployments,services,configmaps,secrets,roles,rolebindings,serviceaccounts,networkpolicies"
+    kinds += ",poddisruptionbudgets"
     chosen = ("-n", namespace, "-l", "app.kubernetes.io/instance=rel", "-o", "name")
     assert len(control_plane.kubectl("get", kinds, *chosen).split()) > 10
     control_plane.helm("uninstall", "rel", "--namespace", namespace)
@@ -119,12 +138,16 @@ def tune(cluster: Client, namespace: str) -> None:
         "metadata": {"name": "rel-headway-gateway-policy", "namespace": namespace},
         "data": {"chat.json": POLICY},
     }
-    cluster.kubectl("apply", "--server-side", f"--field-manager={FIELD_MANAGER_PREFIX}chat", "-f", "-", stdin=json.dumps(policy))
+    cluster.kubectl(
+        "apply", "--server-side", f"--field-manager={FIELD_MANAGER_PREFIX}chat", "-f", "-", stdin=json.dumps(policy)
+    )
 
 
 def tuned(cluster: Client, namespace: str) -> tuple[int, str]:
     deployment = cluster.get("deployment/rel-headway-chat", namespace=namespace)
-    return deployment["spec"]["replicas"], cluster.get("configmap/rel-headway-gateway-policy", namespace=namespace)["data"]["chat.json"]
+    return deployment["spec"]["replicas"], cluster.get("configmap/rel-headway-gateway-policy", namespace=namespace)[
+        "data"
+    ]["chat.json"]
 
 
 def generations(cluster: Client, namespace: str) -> dict[str, int]:
@@ -137,7 +160,10 @@ def generations(cluster: Client, namespace: str) -> dict[str, int]:
         return cluster.get("deployments", namespace=namespace)["items"]
 
     cluster.wait_for(settled, "the deployments are observed")
-    return {d["metadata"]["name"]: int(d["metadata"]["annotations"]["deployment.kubernetes.io/revision"]) for d in deployments()}
+    return {
+        d["metadata"]["name"]: int(d["metadata"]["annotations"]["deployment.kubernetes.io/revision"])
+        for d in deployments()
+    }
 
 
 def changed(before: dict[str, int], after: dict[str, int]) -> list[str]:

@@ -1,4 +1,5 @@
-"""What the chart renders: with every optional block absent, null, empty or filled, and with values that templates usually spoil."""
+"""What the chart renders: with every optional block absent, null, empty or filled, and with values that templates
+usually spoil."""
 
 import json
 import re
@@ -15,14 +16,23 @@ from rendering import ABSENT, CHART, container, nested, one, pairwise, render, r
 pytestmark = pytest.mark.cluster
 
 HASHED = "acme sha256:" + "0" * 64 + " interactive,batch"
-PLACED = {"nodeSelector": {"a": "b"}, "tolerations": [{"key": "gpu", "operator": "Exists"}], "priorityClassName": "high"}
+PLACED = {
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "priorityClassName": "high",
+}
 
 # Block → what it may be. Absent, null and empty must all render; so must something in it.
 BLOCKS = {
     "image": [ABSENT, None, {}, {"registry": "registry.example.com/team", "tag": "20240101", "pullSecrets": ["pull"]}],
     "podSecurityContext": [ABSENT, None, {}, {"runAsNonRoot": True, "runAsUser": 1000650000}],
     "commonLabels": [ABSENT, None, {}, {"team": "serving"}],
-    "operator": [ABSENT, None, {}, {"enabled": True, "scope": "Cluster", "gateways": ["other-gateway"], "replicas": 2, **PLACED}],
+    "operator": [
+        ABSENT,
+        None,
+        {},
+        {"enabled": True, "scope": "Cluster", "gateways": ["other-gateway"], "replicas": 2, **PLACED},
+    ],
     "operator.image": [ABSENT, None, {}, {"digest": "sha256:" + "a" * 64}],
     "operator.resources": [ABSENT, None, {}],
     "operator.serviceAccount": [ABSENT, None, {}, {"name": "given"}],
@@ -36,8 +46,18 @@ BLOCKS = {
     "gateway.podDisruptionBudget": [ABSENT, None, {}],
     "gateway.topologySpreadConstraints": [ABSENT, None, []],
     "gateway.drainSeconds": [ABSENT, None],
-    "runtime": [ABSENT, None, {}, {"podLabels": {"team": "x"}, "podAnnotations": {"a": "b"}, "runtimeClassName": "nvidia", **PLACED}],
-    "runtime.engine": [ABSENT, None, {}, {"maxNumSeqs": 64, "kvMemory": "16GiB", "device": "cuda", "dtype": "bfloat16"}],
+    "runtime": [
+        ABSENT,
+        None,
+        {},
+        {"podLabels": {"team": "x"}, "podAnnotations": {"a": "b"}, "runtimeClassName": "nvidia", **PLACED},
+    ],
+    "runtime.engine": [
+        ABSENT,
+        None,
+        {},
+        {"maxNumSeqs": 64, "kvMemory": "16GiB", "device": "cuda", "dtype": "bfloat16"},
+    ],
     "runtime.gpu": [ABSENT, None, {}, {"count": 2}],
     "runtime.resources": [ABSENT, None, {}],
     "runtime.strategy": [ABSENT, None, {}],
@@ -47,13 +67,22 @@ BLOCKS = {
         ABSENT,
         None,
         [],
-        [{"name": "a", "model": None, "resources": None, "engine": {}}, {"name": "b", "model": {"hostPath": "/models", "path": "x.gguf"}}],
+        [
+            {"name": "a", "model": None, "resources": None, "engine": {}},
+            {"name": "b", "model": {"hostPath": "/models", "path": "x.gguf"}},
+        ],
         [
             {"name": "c", "model": {"pvc": {"claimName": "models"}}, "gpu": {"count": 1}},
             {"name": "d", "model": {"image": {"reference": "example/model:1"}}},
             {
                 "name": "e",
-                "model": {"initContainer": {"image": "example/fetch:1", "env": [{"name": "A", "value": "b"}], "sizeLimit": "20Gi"}},
+                "model": {
+                    "initContainer": {
+                        "image": "example/fetch:1",
+                        "env": [{"name": "A", "value": "b"}],
+                        "sizeLimit": "20Gi",
+                    }
+                },
             },
         ],
     ],
@@ -95,7 +124,9 @@ def test_helm_finds_nothing_to_complain_about(control_plane: Client):
     assert "0 chart(s) failed" in control_plane.helm("lint", "--strict", str(CHART))
 
 
-def test_every_pair_of_blocks_is_taken_by_the_api_server(matrix: list[str], control_plane: Client, namespace: str, monitoring_kinds: None):
+def test_every_pair_of_blocks_is_taken_by_the_api_server(
+    matrix: list[str], control_plane: Client, namespace: str, monitoring_kinds: None
+):
     """Strict, so that a misspelt or misplaced field counts."""
     documents = "\n---\n".join(matrix).replace("namespace: ns1", f"namespace: {namespace}")
     answer = control_plane.kubectl(
@@ -107,14 +138,18 @@ def test_every_pair_of_blocks_is_taken_by_the_api_server(matrix: list[str], cont
 def test_nothing_of_the_template_language_is_left(matrix: list[str]):
     for text in matrix:
         # Alerts and dashboard speak to Prometheus and Grafana in braces of their own.
-        own = "\n---\n".join(part for part in text.split("\n---\n") if "kind: PrometheusRule" not in part and "headway.json:" not in part)
+        own = "\n---\n".join(
+            part for part in text.split("\n---\n") if "kind: PrometheusRule" not in part and "headway.json:" not in part
+        )
         assert re.findall(r"\.Values|<no value>|<nil>|%!|\bnull\b|\{\{|[0-9]e\+", own) == []
 
 
 def test_names_and_label_values_fit_where_kubernetes_puts_them(control_plane: Client):
     long = "a-release-name-of-fifty-three-characters-is-the-longest"[:53]
     for flags in ({}, {"fullnameOverride": "f" * 63}, {"nameOverride": "n" * 63}):
-        documents = render(values={**flags, "pools": [{"name": "a" * 30}], "operator": {"scope": "Cluster"}}, release=long)
+        documents = render(
+            values={**flags, "pools": [{"name": "a" * 30}], "operator": {"scope": "Cluster"}}, release=long
+        )
         for document in documents:
             if document["kind"] not in ("ClusterRole", "ClusterRoleBinding"):
                 longest = 70 if document["kind"] == "ConfigMap" else 63
@@ -138,7 +173,10 @@ def test_cluster_scoped_objects_exist_only_in_cluster_scope_and_differ_by_namesp
 
     scope = {"operator": {"scope": "Cluster"}}
     assert cluster_objects() == set()
-    names = [cluster_objects(values=scope, release=release, namespace=ns) for release, ns in (("a", "ns1"), ("a", "ns2"), ("b", "ns1"))]
+    names = [
+        cluster_objects(values=scope, release=release, namespace=ns)
+        for release, ns in (("a", "ns1"), ("a", "ns2"), ("b", "ns1"))
+    ]
     assert [len(each) for each in names] == [2, 2, 2]
     assert len(set.union(*names)) == 6
 
@@ -148,10 +186,15 @@ def test_selectors_hold_nothing_that_a_later_version_changes(matrix: list[str]):
     seen = 0
     for document in (each for text in matrix for each in yaml.safe_load_all(text) if each):
         if document["kind"] == "Deployment":
-            selector, labels = document["spec"]["selector"]["matchLabels"], document["spec"]["template"]["metadata"]["labels"]
+            selector, labels = (
+                document["spec"]["selector"]["matchLabels"],
+                document["spec"]["template"]["metadata"]["labels"],
+            )
             assert set(selector) <= allowed
             assert selector.items() <= labels.items()
-            assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(labels), "a new chart version would restart every pod"
+            assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(labels), (
+                "a new chart version would restart every pod"
+            )
             seen += 1
     assert seen > len(MATRIX)
 
@@ -159,7 +202,12 @@ def test_selectors_hold_nothing_that_a_later_version_changes(matrix: list[str]):
 def test_labels_of_the_user_never_replace_those_that_select():
     mine = {"app.kubernetes.io/name": "mine", "app.kubernetes.io/instance": "mine", LABEL_RUNTIME: "mine", "team": "x"}
     documents = render(
-        values={"commonLabels": mine, "gateway": {"podLabels": mine}, "runtime": {"podLabels": mine}, "operator": {"podLabels": mine}}
+        values={
+            "commonLabels": mine,
+            "gateway": {"podLabels": mine},
+            "runtime": {"podLabels": mine},
+            "operator": {"podLabels": mine},
+        }
     )
     for deployment in (d for d in documents if d["kind"] == "Deployment"):
         labels = deployment["spec"]["template"]["metadata"]["labels"]
@@ -198,22 +246,39 @@ def test_pods_satisfy_the_restricted_standard(control_plane: Client, namespace: 
     values = {"pools": [{"name": "chat"}, {"name": "b", "model": {"initContainer": {"image": "example/fetch:1"}}}]}
     pods = []
     for deployment in (d for d in render(values=values, namespace=namespace) if d["kind"] == "Deployment"):
-        spec = {key: value for key, value in deployment["spec"]["template"]["spec"].items() if key != "serviceAccountName"}
+        spec = {
+            key: value for key, value in deployment["spec"]["template"]["spec"].items() if key != "serviceAccountName"
+        }
         metadata = {"name": deployment["metadata"]["name"], "namespace": namespace}
         pods.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-    control_plane.wait_for(lambda: bool(control_plane.get("serviceaccount/default", namespace=namespace)), "the default account")
-    control_plane.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods}))
-    assert all(container["securityContext"]["readOnlyRootFilesystem"] for pod in pods for container in pod["spec"]["containers"])
+    control_plane.wait_for(
+        lambda: bool(control_plane.get("serviceaccount/default", namespace=namespace)), "the default account"
+    )
+    control_plane.kubectl(
+        "apply", "--dry-run=server", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
+    )
+    assert all(
+        container["securityContext"]["readOnlyRootFilesystem"]
+        for pod in pods
+        for container in pod["spec"]["containers"]
+    )
 
 
 @pytest.mark.parametrize("scope", ["Namespace", "Cluster"])
 def test_the_operator_gets_exactly_the_rights_that_it_asks_for(scope: str):
     documents = render(values={"operator": {"scope": scope, "gateways": ["other"]}})
-    rules = [rule for document in documents if document["kind"] in ("Role", "ClusterRole") for rule in document["rules"]]
+    rules = [
+        rule for document in documents if document["kind"] in ("Role", "ClusterRole") for rule in document["rules"]
+    ]
     by_name = {
-        (verb, rule["resources"][0]): set(rule["resourceNames"]) for rule in rules if "resourceNames" in rule for verb in rule["verbs"]
+        (verb, rule["resources"][0]): set(rule["resourceNames"])
+        for rule in rules
+        if "resourceNames" in rule
+        for verb in rule["verbs"]
     }
-    policies = {policy_config_map("rel-headway-gateway")} | ({policy_config_map("other")} if scope == "Cluster" else set())
+    policies = {policy_config_map("rel-headway-gateway")} | (
+        {policy_config_map("other")} if scope == "Cluster" else set()
+    )
     lease = {"rel-headway-operator"}
     assert by_name == {
         ("get", "configmaps"): policies,
@@ -221,7 +286,12 @@ def test_the_operator_gets_exactly_the_rights_that_it_asks_for(scope: str):
         ("get", "leases"): lease,
         ("update", "leases"): lease,
     }
-    given = {(verb, rule["apiGroups"][0], rule["resources"][0]) for rule in rules if "resourceNames" not in rule for verb in rule["verbs"]}
+    given = {
+        (verb, rule["apiGroups"][0], rule["resources"][0])
+        for rule in rules
+        if "resourceNames" not in rule
+        for verb in rule["verbs"]
+    }
     wanted = {(right.verb, right.group, right.resource) for right in NEEDED}
     assert given == wanted | {("create", "coordination.k8s.io", "leases")}
 
@@ -238,19 +308,27 @@ def test_a_gateway_names_the_operator_of_its_release_and_nobody_when_there_is_no
 
 
 def test_a_disruption_budget_never_blocks_the_drain_of_a_single_gateway():
-    assert [d["kind"] for d in render(values={"gateway": {"replicas": 1}, "pools": []}) if d["kind"] == "PodDisruptionBudget"] == []
+    assert [
+        d["kind"]
+        for d in render(values={"gateway": {"replicas": 1}, "pools": []})
+        if d["kind"] == "PodDisruptionBudget"
+    ] == []
     budget = one(render(values={"gateway": {"replicas": 2}}), "PodDisruptionBudget", "rel-headway-gateway")
     assert budget["spec"]["maxUnavailable"] == 1
 
 
 def test_alerts_and_dashboard_speak_of_metrics_that_exist():
-    known = {value for name, value in vars(Metric).items() if name.isupper()} | {metric.name for metric in REGISTRY.collect()}
+    known = {value for name, value in vars(Metric).items() if name.isupper()} | {
+        metric.name for metric in REGISTRY.collect()
+    }
     alerts = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
     panels = json.loads((CHART / "files" / "dashboard.json").read_text())["panels"]
     expressions = [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
     expressions += [target["expr"] for panel in panels for target in panel["targets"]]
     used = {
-        re.sub(r"_(total|bucket|sum|count)$", "", name) for expression in expressions for name in re.findall(r"\bheadway_\w+", expression)
+        re.sub(r"_(total|bucket|sum|count)$", "", name)
+        for expression in expressions
+        for name in re.findall(r"\bheadway_\w+", expression)
     }
     assert len(used) > 15
     assert used - known == set()

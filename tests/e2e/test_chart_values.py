@@ -1,4 +1,5 @@
-"""What becomes of values: numbers stay whole, text stays as written, a mistake is named with its place, a secret is nowhere in the open."""
+"""What becomes of values: numbers stay whole, text stays as written, a mistake is named with its place, a secret is
+nowhere in the open."""
 
 import json
 import re
@@ -46,12 +47,32 @@ def test_large_numbers_stay_whole_and_the_programs_read_them(number: int, how: s
 
 @pytest.mark.parametrize(
     "text",
-    ["0123", "1e3", "true", "null", "a,b", "two words", 'say "x"', "line\nbreak", "{{ .Values.x }}", "c:\\d", "é – 漢", "~", "- a", "#b"],
+    [
+        "0123",
+        "1e3",
+        "true",
+        "null",
+        "a,b",
+        "two words",
+        'say "x"',
+        "line\nbreak",
+        "{{ .Values.x }}",
+        "c:\\d",
+        "é – 漢",
+        "~",
+        "- a",
+        "#b",
+    ],
 )
 def test_text_survives_exactly(text: str):
     values = {
         "pools": [
-            {"name": "chat", "model": {"hostPath": "/m", "path": text}, "extraArgs": [text], "extraEnv": [{"name": "A", "value": text}]}
+            {
+                "name": "chat",
+                "model": {"hostPath": "/m", "path": text},
+                "extraArgs": [text],
+                "extraEnv": [{"name": "A", "value": text}],
+            }
         ],
         "image": {"tag": "1e10"},
     }
@@ -64,7 +85,9 @@ def test_text_survives_exactly(text: str):
 
 def test_a_path_with_a_dollar_sign_is_not_taken_for_a_variable():
     """Kubernetes reads `$$(` as the text `$(`."""
-    first = container(render(values={"pools": [{"name": "chat", "model": {"hostPath": "/m", "path": "a$(B)"}}]}), "rel-headway-chat")
+    first = container(
+        render(values={"pools": [{"name": "chat", "model": {"hostPath": "/m", "path": "a$(B)"}}]}), "rel-headway-chat"
+    )
     assert "--model=/models/a$$(B)" in first["args"]
 
 
@@ -115,8 +138,14 @@ def test_other_keys_roll_the_gateways_and_nothing_else():
 def test_the_operator_reads_its_flags():
     flags = container(render(release="a-release"), "a-release-headway-operator")["args"]
     settings = operator_settings.parse(flags)
-    assert (settings.namespaces, settings.lease_namespace, settings.lease_name) == (("ns1",), "ns1", "a-release-headway-operator")
-    everywhere = operator_settings.parse(container(render(values={"operator": {"scope": "Cluster"}}), "rel-headway-operator")["args"])
+    assert (settings.namespaces, settings.lease_namespace, settings.lease_name) == (
+        ("ns1",),
+        "ns1",
+        "a-release-headway-operator",
+    )
+    everywhere = operator_settings.parse(
+        container(render(values={"operator": {"scope": "Cluster"}}), "rel-headway-operator")["args"]
+    )
     assert (everywhere.namespaces, everywhere.lease_namespace) == ((), "ns1")
 
 
@@ -129,7 +158,10 @@ def test_a_rollout_gives_gateways_the_time_to_learn_new_addresses():
     """Resolvers cache them for 30 s: sooner, the pod that gateways know would go before they know the next one."""
     pools = [{"name": "chat"}, {"name": "slow", "minReadySeconds": 0}]
     documents = render(values={"pools": pools})
-    given = {name: one(documents, "Deployment", name)["spec"]["minReadySeconds"] for name in ("rel-headway-chat", "rel-headway-slow")}
+    given = {
+        name: one(documents, "Deployment", name)["spec"]["minReadySeconds"]
+        for name in ("rel-headway-chat", "rel-headway-slow")
+    }
     assert given == {"rel-headway-chat": 30, "rel-headway-slow": 0}
 
 

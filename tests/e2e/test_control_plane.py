@@ -41,7 +41,9 @@ def test_the_api_server_comes_back_where_it_was_with_what_it_had(control_plane: 
 def test_waiting_in_vain_names_what_was_waited_for(control_plane: Client, namespace: str):
     begin = time.monotonic()
     with pytest.raises(TimeoutError, match="a pod nobody makes"):
-        control_plane.wait_for(lambda: bool(control_plane.get("pods", namespace=namespace)["items"]), "a pod nobody makes", patience=0.5)
+        control_plane.wait_for(
+            lambda: bool(control_plane.get("pods", namespace=namespace)["items"]), "a pod nobody makes", patience=0.5
+        )
     assert time.monotonic() - begin < 30
 
 

@@ -1,4 +1,5 @@
-"""The CRD across upgrade, uninstall and reinstall: what users wrote survives, and a newer field is kept once the schema is upgraded."""
+"""The CRD across upgrade, uninstall and reinstall: what users wrote survives, and a newer field is kept once the schema
+is upgraded."""
 
 import json
 from collections.abc import Iterator
@@ -40,13 +41,16 @@ def no_crd(control_plane: Client) -> Iterator[None]:
     control_plane.kubectl(*UPGRADE, stdin=CRD.read_text())
 
 
-def test_slos_survive_upgrade_uninstall_and_reinstall(control_plane: Client, namespace: str, older_chart: Path, no_crd: None):
+def test_slos_survive_upgrade_uninstall_and_reinstall(
+    control_plane: Client, namespace: str, older_chart: Path, no_crd: None
+):
     where = ("--namespace", namespace)
     control_plane.helm("install", "rel", str(older_chart), *where)
     control_plane.kubectl("wait", "--for", "condition=established", f"crd/{NAME}")
     for name in ("one", "two"):
         control_plane.wait_for(
-            lambda name=name: bool(control_plane.kubectl("apply", "-f", "-", stdin=slo(namespace, name))), f"{name} is taken"
+            lambda name=name: bool(control_plane.kubectl("apply", "-f", "-", stdin=slo(namespace, name))),
+            f"{name} is taken",
         )
     before = uids(control_plane, namespace)
     with pytest.raises(CommandFailed, match="evaluation"):
@@ -57,7 +61,9 @@ def test_slos_survive_upgrade_uninstall_and_reinstall(control_plane: Client, nam
     shown = control_plane.helm("show", "crds", str(CHART))
     control_plane.kubectl(*UPGRADE, stdin=shown)
     control_plane.wait_for(
-        lambda: bool(control_plane.kubectl("apply", "--validate=strict", "-f", "-", stdin=slo(namespace, "one", window="2m"))),
+        lambda: bool(
+            control_plane.kubectl("apply", "--validate=strict", "-f", "-", stdin=slo(namespace, "one", window="2m"))
+        ),
         "the new field is taken",
     )
     assert control_plane.get("servingslo/one", namespace=namespace)["spec"]["evaluation"]["window"] == "2m"
@@ -83,9 +89,17 @@ def slo(namespace: str, name: str, window: str | None = None) -> str:
         **({"evaluation": {"window": window}} if window else {}),
     }
     return json.dumps(
-        {"apiVersion": "headway.dev/v1alpha1", "kind": "ServingSLO", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
+        {
+            "apiVersion": "headway.dev/v1alpha1",
+            "kind": "ServingSLO",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": spec,
+        }
     )
 
 
 def uids(cluster: Client, namespace: str) -> dict[str, str]:
-    return {each["metadata"]["name"]: each["metadata"]["uid"] for each in cluster.get("servingslos", namespace=namespace)["items"]}
+    return {
+        each["metadata"]["name"]: each["metadata"]["uid"]
+        for each in cluster.get("servingslos", namespace=namespace)["items"]
+    }

@@ -1,7 +1,9 @@
-"""docs/kubernetes.md as its reader follows it: every command of its bash blocks, in order, on a fresh cluster's namespace.
+"""docs/kubernetes.md as its reader follows it: every command of its bash blocks, in order, on a fresh cluster's
+namespace.
 
-What is put in place of the text is listed in `reader`: image names, since those of this test lie on the node already, and a free port of
-this machine. Everything else runs as it is printed, except that no image is built: test machines have no engine.
+What is put in place of the text is listed in `reader`: image names, since those of this test lie on the node already,
+and a free port of this machine. Everything else runs as it is printed, except that no image is built: test machines
+have no engine.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ class Reader:
 
 
 @pytest.fixture
-def reader(full_cluster: Client, product_values: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Reader]:
+def reader(
+    full_cluster: Client, product_values: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Reader]:
     for name in ("charts", "crds", "docker", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     port = free_port()
@@ -105,9 +109,13 @@ def test_the_guide_leads_from_nothing_to_a_kept_promise(reader: Reader):
     (reader.folder / "chat.yaml").write_text(slo)
     told = reader.types(look)
     assert "TTFT" in told and "Conditions:" in told
-    reader.cluster.wait_for(lambda: condition(reader, "Ready") == ("True", "Recommending"), "it recommends", patience=60)
+    reader.cluster.wait_for(
+        lambda: condition(reader, "Ready") == ("True", "Recommending"), "it recommends", patience=60
+    )
     reader.types(enforce)
-    reader.cluster.wait_for(lambda: condition(reader, "KnobsApplied") == ("True", "Acknowledged"), "knobs are in force", patience=90)
+    reader.cluster.wait_for(
+        lambda: condition(reader, "KnobsApplied") == ("True", "Acknowledged"), "knobs are in force", patience=90
+    )
 
     reader.types(upgrade)
     own = reader.folder / "pools.yaml"
@@ -116,7 +124,9 @@ def test_the_guide_leads_from_nothing_to_a_kept_promise(reader: Reader):
     assert all(f"name: headway-{name}\n" in rendered for name in ("qwen", "small", "fetched"))
 
     reader.types(uninstall)
-    assert reader.cluster.get("servingslo/chat", namespace=NAMESPACE)["spec"]["mode"] == "Enforce", "promises outlive the release"
+    assert reader.cluster.get("servingslo/chat", namespace=NAMESPACE)["spec"]["mode"] == "Enforce", (
+        "promises outlive the release"
+    )
     with pytest.raises(CommandFailed, match="not found"):
         reader.cluster.get("deployment/headway-gateway", namespace=NAMESPACE)
 
@@ -131,4 +141,6 @@ def parsed() -> dict[str, list[str]]:
 
 def condition(reader: Reader, kind: str) -> tuple[str, str]:
     status: dict[str, Any] = reader.cluster.get("servingslo/chat", namespace=NAMESPACE).get("status", {})
-    return next(((each["status"], each["reason"]) for each in status.get("conditions", []) if each["type"] == kind), ("", ""))
+    return next(
+        ((each["status"], each["reason"]) for each in status.get("conditions", []) if each["type"] == kind), ("", "")
+    )

@@ -1,7 +1,8 @@
 """kill -9 under a steady load, one component after another: the documented effect and no other, and recovery by itself.
 
-A stream that is lost because its runtime died ends in an in-band error event. A gateway is the one that would say so: with it, connections
-break. Whoever is not on what died notices nothing. Afterwards the books are exact, and nothing was restarted but what was killed.
+A stream that is lost because its runtime died ends in an in-band error event. A gateway is the one that would say so:
+with it, connections break. Whoever is not on what died notices nothing. Afterwards the books are exact, and nothing was
+restarted but what was killed.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def test_a_runtime_that_dies_loses_its_own_streams_and_says_so_in_each(release: 
     lost = [line for line in lines if line["outcome"] == "lost"]
     assert lost != [], "something ran on it"
     print(f"{len(lost)} of {len(lines)} streams were lost: {Counter(line['error'] for line in lost)}")
-    assert all(line["first"] <= died + 1 and abs(line["end"] - died) < 3 for line in lost), "only streams that had begun, and at once"
+    assert all(line["first"] <= died + 1 and abs(line["end"] - died) < 3 for line in lost), (
+        "only streams that had begun, and at once"
+    )
     assert but_ok([line for line in lines if line["outcome"] != "lost"]) == []
     assert restarted(release, before) == {victim: 1}
     release.wait_until_settled()
@@ -63,7 +66,11 @@ def test_a_runtime_that_dies_loses_its_own_streams_and_says_so_in_each(release: 
 def test_a_gateway_that_dies_breaks_its_own_connections_and_no_others(release: Release, tmp_path: Path):
     before = everybody(release)
     with traffic(release, tmp_path) as flowing:
-        victim = next(name for name, report in release.gateways().items() if any(sum(p.replica_in_flight.values()) for p in report.pools))
+        victim = next(
+            name
+            for name, report in release.gateways().items()
+            if any(sum(p.replica_in_flight.values()) for p in report.pools)
+        )
         died = kill(release.process(victim, "headway_gateway"))
         wait_until_restarted(release, victim, before)
         lines = flowing.finish()
@@ -114,7 +121,9 @@ def test_a_minute_without_the_api_server_costs_nobody_an_answer_and_restarts_not
 
 
 @pytest.mark.full
-def test_a_kubelet_that_is_gone_for_a_while_costs_nobody_an_answer_and_restarts_nothing(release: Release, tmp_path: Path):
+def test_a_kubelet_that_is_gone_for_a_while_costs_nobody_an_answer_and_restarts_nothing(
+    release: Release, tmp_path: Path
+):
     if not isinstance(release.cluster, FullCluster):
         pytest.skip("a node that is not ours is left alone")
     (node,) = release.cluster.nodes
@@ -125,7 +134,9 @@ def test_a_kubelet_that_is_gone_for_a_while_costs_nobody_an_answer_and_restarts_
             flowing.flow_for(15)
         finally:
             node.revive_kubelet()
-        release.cluster.wait_for(lambda: all(pod.ready for pod in everybody(release).values()), "all pods are ready", patience=60)
+        release.cluster.wait_for(
+            lambda: all(pod.ready for pod in everybody(release).values()), "all pods are ready", patience=60
+        )
         flowing.flow_for(5)
         lines = flowing.finish()
     assert but_ok(lines) == []
@@ -163,7 +174,9 @@ def restarted(release: Release, before: dict[str, Pod]) -> dict[str, int]:
     """Pod → restarts since then. The pods are the same ones."""
     now = everybody(release)
     assert {name: pod.uid for name, pod in now.items()} == {name: pod.uid for name, pod in before.items()}
-    return {name: pod.restarts - before[name].restarts for name, pod in now.items() if pod.restarts != before[name].restarts}
+    return {
+        name: pod.restarts - before[name].restarts for name, pod in now.items() if pod.restarts != before[name].restarts
+    }
 
 
 def assert_it_acts(release: Release) -> None:
@@ -171,7 +184,9 @@ def assert_it_acts(release: Release) -> None:
     began = time.time()
     number = release.cluster.get("servingslo/chat", namespace=release.namespace)["metadata"]["generation"]
     objectives = {"ttft": {"target": f"{60 + number}s", "percentile": 50}, "tpot": {"target": "10s", "percentile": 50}}
-    promise(release, patience=240, objectives=objectives)  # a kubelet that lost the API server asks again after its own time
+    promise(
+        release, patience=240, objectives=objectives
+    )  # a kubelet that lost the API server asks again after its own time
     took = time.time() - began
     if release.cluster.audit is not None:
         write = Deeds(release.cluster.audit, release.namespace, release.part("operator")).policies("chat", began)[-1]

@@ -1,4 +1,5 @@
-"""Releases side by side: two in one namespace and one of the same name in another; one of them with two gateways and two models."""
+"""Releases side by side: two in one namespace and one of the same name in another; one of them with two gateways and
+two models."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ from under_load import but_ok, promise, traffic
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(900)]
 
 GENTLE = Load(rate=1.0, seconds=900, prompt_tokens=30, output_tokens=30, tokens_per_word=1.0, template_tokens=1.0)
-MODELS = {("north", "one"): {"chat": "tiny", "code": "coder"}, ("north", "two"): {"chat": "tiny"}, ("south", "one"): {"chat": "other"}}
+MODELS = {
+    ("north", "one"): {"chat": "tiny", "code": "coder"},
+    ("north", "two"): {"chat": "tiny"},
+    ("south", "one"): {"chat": "other"},
+}
 """(namespace, release) → pool → the model that it serves."""
 
 
@@ -35,9 +40,15 @@ def releases(
     with ExitStack() as stack:
         places = {each: stack.enter_context(fresh_namespace(full_cluster, request)) for each in ("north", "south")}
         for (place, name), models in MODELS.items():
-            pools = [{"name": pool, "model": {"hostPath": model, "servedName": served}} for pool, served in models.items()]
+            pools = [
+                {"name": pool, "model": {"hostPath": model, "servedName": served}} for pool, served in models.items()
+            ]
             values = values_file(
-                folder / f"{place}-{name}.json", product_values, gateway={"replicas": len(models)}, runtime=runtime, pools=pools
+                folder / f"{place}-{name}.json",
+                product_values,
+                gateway={"replicas": len(models)},
+                runtime=runtime,
+                pools=pools,
             )
             made[place, name] = Release(full_cluster, places[place], values, name)
             made[place, name].install()
@@ -65,12 +76,17 @@ def test_everybody_gets_answers_of_his_own_release_and_model(releases: dict[tupl
         for runtime in release.runtimes().values():
             assert runtime.dispatched.keys() <= boots, "nobody else sent anything here"
             assert runtime.finished > 0
-        served = [sum(books.outcomes["ok"] for pool in report.pools for books in pool.classes.values()) for report in gateways.values()]
+        served = [
+            sum(books.outcomes["ok"] for pool in report.pools for books in pool.classes.values())
+            for report in gateways.values()
+        ]
         assert all(served), f"every gateway served somebody: {served}"
         release.wait_until_settled()
 
 
-def test_each_promise_is_kept_by_the_operator_of_its_own_release_and_no_right_is_missing(releases: dict[tuple[str, str], Release]):
+def test_each_promise_is_kept_by_the_operator_of_its_own_release_and_no_right_is_missing(
+    releases: dict[tuple[str, str], Release],
+):
     """Over everything so far: one account alone wrote each object, all of its namespace, and it was refused nothing."""
     cluster = next(iter(releases.values())).cluster
     if cluster.audit is None:
@@ -85,7 +101,9 @@ def test_each_promise_is_kept_by_the_operator_of_its_own_release_and_no_right_is
         writes = [call for call in calls if call.verb in writing and call.resource != "selfsubjectaccessreviews"]
         written = {(call.resource, call.subresource, call.name) for call in writes}
         assert {call.namespace for call in writes} == {release.namespace}
-        assert {name for kind, _, name in written if kind == "servingslos"} == {f"{release.name}-{pool}" for pool in MODELS[at]}
+        assert {name for kind, _, name in written if kind == "servingslos"} == {
+            f"{release.name}-{pool}" for pool in MODELS[at]
+        }
         assert {name for kind, _, name in written if kind == "configmaps"} == {f"{release.part('gateway')}-policy"}
         assert {name for kind, _, name in written if kind == "leases"} <= {release.part("operator"), ""}
         own = release.pods("gateway") | release.pods("runtime")
@@ -96,12 +114,18 @@ def test_each_promise_is_kept_by_the_operator_of_its_own_release_and_no_right_is
 
 def test_every_network_policy_covers_pods_of_one_part_of_one_release(releases: dict[tuple[str, str], Release]):
     for at, release in releases.items():
-        policies = release.cluster.get("networkpolicies", "-l", f"app.kubernetes.io/instance={release.name}", namespace=release.namespace)
+        policies = release.cluster.get(
+            "networkpolicies", "-l", f"app.kubernetes.io/instance={release.name}", namespace=release.namespace
+        )
         covered: dict[str, set[str]] = {}
         for policy in policies["items"]:
             covered[policy["metadata"]["name"]] = selected(release, policy["spec"]["podSelector"]["matchLabels"])
             for rule in policy["spec"]["ingress"]:
-                senders = [peer["podSelector"]["matchLabels"] for peer in rule.get("from", []) if "namespaceSelector" not in peer]
+                senders = [
+                    peer["podSelector"]["matchLabels"]
+                    for peer in rule.get("from", [])
+                    if "namespaceSelector" not in peer
+                ]
                 for sender in senders:
                     assert selected(release, sender) <= everybody(release) and selected(release, sender), (
                         "lets in nobody else, and somebody"

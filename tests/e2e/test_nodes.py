@@ -29,12 +29,19 @@ spec:
     metadata: {labels: {app: web}}
     spec:
       topologySpreadConstraints:
-        - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app: web}}}
+        - maxSkew: 1
+          topologyKey: kubernetes.io/hostname
+          whenUnsatisfiable: DoNotSchedule
+          labelSelector: {matchLabels: {app: web}}
       volumes: [{name: www, emptyDir: {}}]
       containers:
         - name: web
           image: headway.test/pause:1
-          command: [/bin/busybox, sh, -c, '/bin/busybox hostname > /www/index.html; exec /bin/busybox httpd -f -p 8080 -h /www']
+          command:
+            - /bin/busybox
+            - sh
+            - -c
+            - /bin/busybox hostname > /www/index.html; exec /bin/busybox httpd -f -p 8080 -h /www
           volumeMounts: [{name: www, mountPath: /www}]
           readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}
 ---
@@ -54,13 +61,17 @@ def test_two_nodes_serve_through_a_service_and_leave_nothing_behind(folder: Path
     cluster = started(FullCluster(folder, nodes=2, bound=True))
     try:
         cluster.kubectl("apply", "-f", "-", stdin=WEB)
-        cluster.wait_for(lambda: cluster.get("deployment/web")["status"].get("readyReplicas") == 4, "four pods are ready")
+        cluster.wait_for(
+            lambda: cluster.get("deployment/web")["status"].get("readyReplicas") == 4, "four pods are ready"
+        )
         pods = cluster.get("pods")["items"]
         assert {pod["spec"]["nodeName"] for pod in pods} == {"node1", "node2"}
         address = cluster.get("service/web")["spec"]["clusterIP"]
         answers = {fetch(address) for _ in range(30)}
         assert len(answers & {pod["metadata"]["name"] for pod in pods}) > 1, "one address, several pods behind it"
-        assert "Name:" in cluster.kubectl("exec", "deploy/web", "--", "/bin/busybox", "nslookup", "web.default.svc.cluster.local")
+        assert "Name:" in cluster.kubectl(
+            "exec", "deploy/web", "--", "/bin/busybox", "nslookup", "web.default.svc.cluster.local"
+        )
         cable = device(folder)
         assert len({trace.split()[0] for trace in traces(folder, cable)}) >= 4, "the test sees what must go"
     finally:
@@ -121,7 +132,8 @@ def device(folder: Path) -> str:
 
 
 def traces(folder: Path, cable: str) -> list[str]:
-    """What of the cluster in `folder` can still be seen on this machine. Its control groups go only when no process is left in them."""
+    """What of the cluster in `folder` can still be seen on this machine. Its control groups go only when no process is
+    left in them."""
     group = f"headway-{zlib.crc32(str(folder).encode()):08x}-"
     seen = [f"control group {path}" for path in Path("/sys/fs/cgroup").glob(f"*/{group}*")]
     seen += [f"control group {path}" for path in Path("/sys/fs/cgroup").glob(f"{group}*")]

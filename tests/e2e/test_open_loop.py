@@ -39,7 +39,10 @@ class Server:
         if way in ("ok", "short"):
             await answer.write(_event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}))
             tokens = body["max_tokens"] - (way == "short")
-            await answer.write(_event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": tokens}}) + b"data: [DONE]\n\n")
+            await answer.write(
+                _event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": tokens}})
+                + b"data: [DONE]\n\n"
+            )
         return answer
 
 
@@ -79,7 +82,14 @@ def test_every_ending_is_counted_as_what_it_was_and_written_down(server: tuple[S
     with OpenLoop.start([url, url], "m", load, tmp_path / "run.jsonl") as running:
         summary = running.finish(30)
         lines = running.lines()
-    assert (summary.offered, summary.ok, summary.shed, summary.failed, summary.lost, summary.truncated) == (12, 2, 2, 2, 2, 4)
+    assert (summary.offered, summary.ok, summary.shed, summary.failed, summary.lost, summary.truncated) == (
+        12,
+        2,
+        2,
+        2,
+        2,
+        4,
+    )
     assert len(lines) == 12 and all(line["sent"] >= line["due"] - 0.001 for line in lines)
     assert [line["tokens"] for line in lines if line["outcome"] == "ok"] == [9, 9]
     assert len(set(made.prompts)) == 12 and all(len(prompt.split()) == 6 for prompt in made.prompts)
@@ -106,5 +116,8 @@ def test_the_same_seed_makes_the_same_arrivals_and_the_rate_is_what_was_asked_fo
 
 def test_a_generator_that_cannot_work_says_why(tmp_path: Path):
     load = Load(rate=1, seconds=1, prompt_tokens=6, output_tokens=9)
-    with OpenLoop.start(["http://127.0.0.1:9"], "m", load, tmp_path / "run.jsonl") as running, pytest.raises(RuntimeError, match="answer"):
+    with (
+        OpenLoop.start(["http://127.0.0.1:9"], "m", load, tmp_path / "run.jsonl") as running,
+        pytest.raises(RuntimeError, match="answer"),
+    ):
         running.finish(30)

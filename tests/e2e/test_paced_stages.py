@@ -1,10 +1,10 @@
 """A promise through a wrong knob, a step in load, a shift of the mix and the end of the load, on emulated accelerators.
 
-Capacity is known, so the right knobs and replicas follow from arithmetic (`oracle`), and every decision is held against it. The same first
-two stages are run by an operator that only recommends: there the promise breaks.
+Capacity is known, so the right knobs and replicas follow from arithmetic (`oracle`), and every decision is held against
+it. The same first two stages are run by an operator that only recommends: there the promise breaks.
 
-Where the load generator or the emulated accelerators were late by more than a twentieth, the run says nothing and is done again, twice at
-most; it never passes.
+Where the load generator or the emulated accelerators were late by more than a twentieth, the run says nothing and is
+done again, twice at most; it never passes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ TRIES = 3
 
 
 def _load(rate: float, seconds: float, prompt: int, output: int, seed: int) -> Load:
-    return Load(rate, seconds, prompt, output, seed=seed, tokens_per_word=1.0, template_tokens=tiny_model.TEMPLATE_TOKENS)
+    return Load(
+        rate, seconds, prompt, output, seed=seed, tokens_per_word=1.0, template_tokens=tiny_model.TEMPLATE_TOKENS
+    )
 
 
 WRONG_KNOB, STEP, SHIFT, GONE = "wrong knob", "load x4", "prompts x4", "load gone"
@@ -74,7 +76,11 @@ def report(request: pytest.FixtureRequest) -> Iterator[list[str]]:
 
 @pytest.fixture(scope="class")
 def arm(
-    full_cluster: Client, product_values: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, report: list[str]
+    full_cluster: Client,
+    product_values: Path,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    report: list[str],
 ) -> Iterator[Arm]:
     """The run of the class's `MODE` through its `LOADS`."""
     if full_cluster.audit is None:
@@ -224,7 +230,9 @@ def _row(mode: str, stage: Stage) -> str:
     assert summary is not None
     kept = "never" if stage.kept_after is None else f"after {stage.kept_after:.0f} s"
     turns = reversals([stage.before, *(scaling.replicas for scaling in stage.scalings)])
-    written = [f"{write.at - stage.begin:.0f} s {write.knobs} {len(write.cordoned)} cordoned" for write in stage.policies]
+    written = [
+        f"{write.at - stage.begin:.0f} s {write.knobs} {len(write.cordoned)} cordoned" for write in stage.policies
+    ]
     scaled = [f"{scaling.at - stage.begin:.0f} s {scaling.replicas}" for scaling in stage.scalings]
     return "; ".join(
         (
@@ -232,7 +240,8 @@ def _row(mode: str, stage: Stage) -> str:
             f"promise kept {kept} ({stage.share_kept:.0%} in the second half)",
             f"replicas {stage.before} → {stage.after} ({', '.join(scaled) or 'untouched'}), {turns} reversals",
             f"policies {written or 'none'}, desired {stage.status.get('desired')}",
-            f"offered {summary.offered}, shed {summary.shed}, failed {summary.failed}, lost {summary.lost}, truncated {summary.truncated}",
+            f"offered {summary.offered}, shed {summary.shed}, failed {summary.failed}, lost {summary.lost}, "
+            f"truncated {summary.truncated}",
             f"late {summary.lag_p99 * 1000:.0f} ms, overrun {stage.overrun:.1%}",
         )
     )

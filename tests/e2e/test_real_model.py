@@ -1,8 +1,9 @@
-"""The default model on this machine's processor: what the right knob is worth there, and that replicas come and go without loss.
+"""The default model on this machine's processor: what the right knob is worth there, and that replicas come and go
+without loss.
 
-Speed differs from machine to machine and from minute to minute, so nothing here is an absolute time. The target follows from what the
-replica measured of itself, and the operator that acts is compared with the one that only recommends in neighbouring spans of the same run,
-in the order ABBA, so that a drift of the machine hits both.
+Speed differs from machine to machine and from minute to minute, so nothing here is an absolute time. The target follows
+from what the replica measured of itself, and the operator that acts is compared with the one that only recommends in
+neighbouring spans of the same run, in the order ABBA, so that a drift of the machine hits both.
 """
 
 from __future__ import annotations
@@ -34,32 +35,47 @@ ARMS = {"A": "recommend", "B": "enforce"}
 
 
 @pytest.fixture
-def release(full_cluster: Client, product_values: Path, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Release]:
+def release(
+    full_cluster: Client, product_values: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Release]:
     """Two pools of one replica with the default model and room for thirty-two sequences: one for each mode."""
     pools = [{"name": name, "model": {"servedName": name}} for name in ARMS.values()]
     runtime = {"minReadySeconds": 0, "engine": {"maxNumSeqs": ROOM, "threads": 1}}
     with fresh_namespace(full_cluster, request) as namespace:
-        made = Release(full_cluster, namespace, values_file(tmp_path / "values.json", product_values, runtime=runtime, pools=pools))
+        made = Release(
+            full_cluster, namespace, values_file(tmp_path / "values.json", product_values, runtime=runtime, pools=pools)
+        )
         made.install()
         yield made
         full_cluster.helm("uninstall", "rel", "--namespace", namespace, "--wait", "--timeout", "240s")
 
 
-def test_the_operator_that_acts_keeps_tokens_closer_together(release: Release, tmp_path: Path, request: pytest.FixtureRequest):
+def test_the_operator_that_acts_keeps_tokens_closer_together(
+    release: Release, tmp_path: Path, request: pytest.FixtureRequest
+):
     rounds = Rounds(release, tmp_path)
     for name in ARMS.values():
         promise(release, name, "Observe", {"tpot": {"target": "10s"}})
         rounds.one(name)
     target = 1.3 * predicted_tpot(release, "recommend", 4)
     for name in ARMS.values():
-        promise(release, name, name.capitalize(), {"tpot": {"target": f"{target * 1000:.0f}ms"}, "ttft": {"target": "120s"}})
-        release.cluster.wait_for(lambda: rounds.one(name) and "maxNumSeqs" in desired(release, name), f"{name} knows", patience=240)  # noqa: B023
-    release.cluster.wait_for(lambda: knobs(release, "enforce") == desired(release, "enforce")["maxNumSeqs"], "knobs are in force")
+        promise(
+            release, name, name.capitalize(), {"tpot": {"target": f"{target * 1000:.0f}ms"}, "ttft": {"target": "120s"}}
+        )
+        release.cluster.wait_for(
+            lambda: rounds.one(name) and "maxNumSeqs" in desired(release, name),  # noqa: B023
+            f"{name} knows",
+            patience=240,
+        )
+    release.cluster.wait_for(
+        lambda: knobs(release, "enforce") == desired(release, "enforce")["maxNumSeqs"], "knobs are in force"
+    )
     p95 = [{arm: percentile(rounds.span(ARMS[arm]), 0.95) for arm in pair} for pair in PAIRS]
     ratios = [pair["B"] / pair["A"] for pair in p95]
     tell(
         request,
-        f"target {target * 1000:.0f} ms; knob {knobs(release, 'enforce')}, without the operator {knobs(release, 'recommend')}; "
+        f"target {target * 1000:.0f} ms; knob {knobs(release, 'enforce')}, without the operator "
+        f"{knobs(release, 'recommend')}; "
         f"P95 TPOT in ms {[{ARMS[arm]: round(1000 * value) for arm, value in pair.items()} for pair in p95]}, "
         f"ratios {[round(ratio, 2) for ratio in ratios]}",
     )
@@ -75,9 +91,19 @@ def test_replicas_come_and_go_and_no_stream_is_cut(release: Release, tmp_path: P
         release.cluster.wait_for(lambda: len(running.lines()) >= 5, "the load is under way", patience=90)
         for replicas in (2, 1):
             promise(release, "enforce", "Enforce", patient, replicas=replicas)
-            release.cluster.wait_for(lambda: served_by(release) == replicas, f"{replicas} replicas serve", patience=240, pause=1)  # noqa: B023
+            release.cluster.wait_for(
+                lambda: served_by(release) == replicas,  # noqa: B023
+                f"{replicas} replicas serve",
+                patience=240,
+                pause=1,
+            )
             ended = len(running.lines())
-            release.cluster.wait_for(lambda: len(running.lines()) >= ended + 10, "the load goes on", patience=120, pause=1)  # noqa: B023
+            release.cluster.wait_for(
+                lambda: len(running.lines()) >= ended + 10,  # noqa: B023
+                "the load goes on",
+                patience=120,
+                pause=1,
+            )
         running.enough()
         summary = running.finish(300)
     assert summary.ok == summary.offered >= 25, summary
@@ -130,7 +156,9 @@ def promise(release: Release, name: str, mode: str, objectives: dict[str, Any], 
     }
     document = {"apiVersion": "headway.dev/v1alpha1", "kind": "ServingSLO", "metadata": {"name": name}, "spec": spec}
     release.cluster.kubectl("apply", "-n", release.namespace, "-f", "-", stdin=json.dumps(document))
-    release.cluster.wait_for(lambda: release.in_force(name, name), f"the promise over {name} is in force", patience=90, pause=0.5)
+    release.cluster.wait_for(
+        lambda: release.in_force(name, name), f"the promise over {name} is in force", patience=90, pause=0.5
+    )
 
 
 def desired(release: Release, name: str) -> dict[str, int]:
@@ -153,7 +181,9 @@ def report(release: Release, name: str) -> RuntimeReport:
 def served_by(release: Release) -> int:
     """Replicas of the enforced pool that every gateway sends to; 0 while one too many is still on its way out."""
     pool = release.part("enforce")
-    ready = [known.ready_replicas for report in release.gateways().values() for known in report.pools if known.pool == pool]
+    ready = [
+        known.ready_replicas for report in release.gateways().values() for known in report.pools if known.pool == pool
+    ]
     return min(ready) if min(ready) == len(release.pods("runtime", "enforce")) else 0
 
 

@@ -1,4 +1,5 @@
-"""From `helm install` to tokens of the default model through the gateway's Service, and on to an upgrade that nobody notices."""
+"""From `helm install` to tokens of the default model through the gateway's Service, and on to an upgrade that nobody
+notices."""
 
 import json
 import re
@@ -26,7 +27,8 @@ def release(full_cluster: Client, product_values: Path, request: pytest.FixtureR
     with fresh_namespace(full_cluster, request) as namespace:
         installed = Release(full_cluster, namespace, product_values)
         installed.install()
-        # The gateway may hear of a pool seconds after its pods are ready. Until then it says 503 and when to come back: as told here.
+        # The gateway may hear of a pool seconds after its pods are ready. Until then it says 503 and when to come back:
+        # as told here.
         client = installed.client().with_options(max_retries=8)
         client.chat.completions.create(model=client.models.list().data[0].id, messages=QUESTION, max_tokens=1)
         yield installed
@@ -38,8 +40,13 @@ def test_the_openai_client_gets_tokens_of_the_default_model(release: Release):
     assert "SmolLM2" in model.id
     whole = client.chat.completions.create(model=model.id, messages=QUESTION, max_tokens=24, temperature=0)
     assert whole.usage is not None and whole.usage.completion_tokens > 1
-    chunks = list(client.chat.completions.create(model=model.id, messages=QUESTION, max_tokens=24, temperature=0, stream=True))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole.choices[0].message.content
+    chunks = list(
+        client.chat.completions.create(model=model.id, messages=QUESTION, max_tokens=24, temperature=0, stream=True)
+    )
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        == whole.choices[0].message.content
+    )
 
 
 def test_what_clients_must_not_reach_is_not_on_the_service(release: Release):
@@ -66,10 +73,15 @@ def test_an_upgrade_that_changes_the_gateway_restarts_no_runtime_and_cuts_no_str
 
 
 def test_an_slo_tells_its_story(release: Release):
-    """Applied, acknowledged by the pods, measured, judged: in the columns, in the conditions and in what `describe` prints."""
+    """Applied, acknowledged by the pods, measured, judged: in the columns, in the conditions and in what `describe`
+    prints."""
     cluster, namespace = release.cluster, release.namespace
     cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(example()))
-    cluster.wait_for(lambda: condition(release, "KnobsApplied") == ("True", "Acknowledged"), "the pods acknowledge the policy", patience=30)
+    cluster.wait_for(
+        lambda: condition(release, "KnobsApplied") == ("True", "Acknowledged"),
+        "the pods acknowledge the policy",
+        patience=30,
+    )
     assert condition(release, "TargetResolved")[0] == "True"
     assert condition(release, "SLOMet") == ("Unknown", "NoTraffic"), "no request is no kept promise"
     client = release.client()
@@ -96,7 +108,9 @@ def test_an_slo_tells_its_story(release: Release):
     for words in ("Met", "Acknowledged", "Policy Revision:"):
         assert words in described
     runtime = next(iter(release.pods("runtime")))
-    report = json.loads(cluster.kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{runtime}:8001/proxy/load"))
+    report = json.loads(
+        cluster.kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{runtime}:8001/proxy/load")
+    )
     applied = cluster.get("sslo/chat", namespace=namespace)["status"]["applied"]
     assert report["policy"]["revision"] == applied["policyRevision"]
 
@@ -111,7 +125,8 @@ def test_a_deleted_slo_goes_at_once_and_changes_nothing(release: Release):
 
 
 def test_nobody_asked_for_what_the_chart_did_not_give(release: Release):
-    """Over everything so far: the operator was refused nothing, and gateways and runtimes never spoke to the API server."""
+    """Over everything so far: the operator was refused nothing, and gateways and runtimes never spoke to the API
+    server."""
     audit = release.cluster.audit
     if audit is None:
         pytest.skip("no audit log of a cluster that is not ours")
@@ -127,7 +142,9 @@ def test_every_pod_is_in_the_books_of_its_load_report(release: Release):
     """Read as the operator reads it: from the pods' control ports, found by their labels."""
     for component, path in (("gateway", "/load"), ("runtime", "/load")):
         for name in release.pods(component):
-            answer = release.cluster.kubectl("get", "--raw", f"/api/v1/namespaces/{release.namespace}/pods/{name}:8001/proxy{path}")
+            answer = release.cluster.kubectl(
+                "get", "--raw", f"/api/v1/namespaces/{release.namespace}/pods/{name}:8001/proxy{path}"
+            )
             assert name in json.dumps(json.loads(answer))
 
 
@@ -137,7 +154,8 @@ def test_uninstalling_takes_everything_of_the_release_and_the_namespace_goes_una
 
 
 def example() -> dict[str, Any]:
-    """The example for this release, with targets that hold on a busy machine: what is tested is the story, not the speed."""
+    """The example for this release, with targets that hold on a busy machine: what is tested is the story, not the
+    speed."""
     slo: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     slo["spec"]["targetRef"]["name"] = "rel-headway-chat"
     slo["spec"]["gatewayRef"]["name"] = "rel-headway-gateway"

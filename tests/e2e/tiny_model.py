@@ -1,6 +1,8 @@
-"""A checkpoint so small that its forward pass costs almost nothing, in whose vocabulary every word of the load generator is one token.
+"""A checkpoint so small that its forward pass costs almost nothing, in whose vocabulary every word of the load
+generator is one token.
 
-With it a prompt has exactly the length that was asked for, which the arithmetic of a test needs. What it writes is words in no order.
+With it a prompt has exactly the length that was asked for, which the arithmetic of a test needs. What it writes is
+words in no order.
 """
 
 from __future__ import annotations
@@ -41,12 +43,15 @@ def write(folder: Path) -> Path:
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": _TEMPLATE}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": _TEMPLATE})
+    )
     for path in (folder, *folder.iterdir()):
         path.chmod(0o755 if path.is_dir() else 0o644)
     return folder
 
 
 def _words() -> list[str]:
-    """Every word that the generator writes, and so many others that a special token, which is no text, is hardly ever drawn."""
+    """Every word that the generator writes, and so many others that a special token, which is no text, is hardly ever
+    drawn."""
     return sorted(set(PromptWriter().text(10_000, 0).split())) + [f"word{number}" for number in range(1000)]

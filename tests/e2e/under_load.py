@@ -1,7 +1,8 @@
 """Emulated accelerators under a steady load, for tests that change or kill something meanwhile.
 
-Two kinds run side by side: short answers, three a second, and now and then one that is written for a quarter of a minute, so that every
-pod on its way out has some to finish. Nobody sends twice, so an outcome is what a client without retries saw.
+Two kinds run side by side: short answers, three a second, and now and then one that is written for a quarter of a
+minute, so that every pod on its way out has some to finish. Nobody sends twice, so an outcome is what a client without
+retries saw.
 """
 
 from __future__ import annotations
@@ -22,9 +23,18 @@ from release import Release, values_file
 
 PACE = "0.05,0.0001,0.001,0.000001"
 """An iteration of about 60 ms: this machine has time left for the rest."""
-SHORT = Load(rate=3.0, seconds=900, prompt_tokens=40, output_tokens=40, tokens_per_word=1.0, template_tokens=1.0, seed=1)
+SHORT = Load(
+    rate=3.0, seconds=900, prompt_tokens=40, output_tokens=40, tokens_per_word=1.0, template_tokens=1.0, seed=1
+)
 LONG = Load(
-    rate=0.25, seconds=900, prompt_tokens=40, output_tokens=160, arrivals="uniform", tokens_per_word=1.0, template_tokens=1.0, seed=2
+    rate=0.25,
+    seconds=900,
+    prompt_tokens=40,
+    output_tokens=160,
+    arrivals="uniform",
+    tokens_per_word=1.0,
+    template_tokens=1.0,
+    seed=2,
 )
 WARM = 6
 """Requests that must have ended before anything is done to the release."""
@@ -33,7 +43,8 @@ Line = dict[str, Any]
 
 
 def install(cluster: Client, namespace: str, base: Path, folder: Path, *, replicas: int = 1, **changes: Any) -> Release:
-    """Two gateways and `replicas` accelerators behind them, ready. `base`: values with which the chart runs on this cluster."""
+    """Two gateways and `replicas` accelerators behind them, ready. `base`: values with which the chart runs on this
+    cluster."""
     model = tiny_model.write(folder / "model")
     runtime = {
         "minReadySeconds": None,
@@ -50,7 +61,8 @@ def install(cluster: Client, namespace: str, base: Path, folder: Path, *, replic
 
 
 def promise(release: Release, name: str = "chat", pool: str = "chat", *, patience: float = 90.0, **spec: Any) -> None:
-    """A ServingSLO that any machine keeps, observed only unless `spec` says more: what is tested is who is lost, not the speed."""
+    """A ServingSLO that any machine keeps, observed only unless `spec` says more: what is tested is who is lost, not
+    the speed."""
     document = {
         "apiVersion": "headway.dev/v1alpha1",
         "kind": "ServingSLO",
@@ -98,12 +110,15 @@ class Traffic:
 
 
 @contextmanager
-def traffic(release: Release, folder: Path, model: str = "tiny", loads: tuple[Load, ...] = (SHORT, LONG)) -> Iterator[Traffic]:
+def traffic(
+    release: Release, folder: Path, model: str = "tiny", loads: tuple[Load, ...] = (SHORT, LONG)
+) -> Iterator[Traffic]:
     """Through the gateway's Service, and under way when the block is entered."""
     with ExitStack() as stack:
         url = release.url
         running = [
-            stack.enter_context(OpenLoop.start([url], model, load, folder / f"{model}-{number}.jsonl")) for number, load in enumerate(loads)
+            stack.enter_context(OpenLoop.start([url], model, load, folder / f"{model}-{number}.jsonl"))
+            for number, load in enumerate(loads)
         ]
         flowing = Traffic(running)
         release.cluster.wait_for(lambda: len(flowing.lines()) >= WARM, "the load is under way", patience=60)
@@ -111,10 +126,11 @@ def traffic(release: Release, folder: Path, model: str = "tiny", loads: tuple[Lo
 
 
 def but_ok(lines: list[Line]) -> list[tuple[Any, ...]]:
-    """What did not end as it should: outcome, status, seconds from its being due to its end, tokens, and what the client was told.
+    """What did not end as it should: outcome, status, seconds from its being due to its end, tokens, and what the
+    client was told.
 
-    A 429 is no loss: it says that this machine was too slow for the load, which no change and no death excuses and none has to cure. Where
-    that was said to more than a third of the requests the run shows nothing.
+    A 429 is no loss: it says that this machine was too slow for the load, which no change and no death excuses and none
+    has to cure. Where that was said to more than a third of the requests the run shows nothing.
     """
     contended = sum(line["status"] == 429 for line in lines)
     if 3 * contended > len(lines):

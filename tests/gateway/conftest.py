@@ -37,7 +37,8 @@ class Request:
 
 @dataclass
 class StubRuntime:
-    """What the contract asks of a runtime, scripted. `script` replaces the answer to /v1/*: an async function of (request, write).
+    """What the contract asks of a runtime, scripted. `script` replaces the answer to /v1/*: an async function of
+    (request, write).
 
     A request's member "stub" steers the default answer: first and gap (seconds), tokens, status.
     """
@@ -126,7 +127,14 @@ class StubRuntime:
         report = self.report()
         return contract.dump(
             contract.LoadHint(
-                report.boot_id, report.seq, report.running, report.waiting, report.free_slots, report.free_blocks, {}, dict(self.seen)
+                report.boot_id,
+                report.seq,
+                report.running,
+                report.waiting,
+                report.free_slots,
+                report.free_blocks,
+                {},
+                dict(self.seen),
             )
         )
 
@@ -199,7 +207,11 @@ class StubRuntime:
         tokens = script.get("tokens", asked.get("max_tokens") or 3)
         status = script.get("status", 200)
         if status != 200:
-            answer(write, status, json.dumps({"error": {"message": "as scripted", "type": "x", "param": None, "code": None}}).encode())
+            answer(
+                write,
+                status,
+                json.dumps({"error": {"message": "as scripted", "type": "x", "param": None, "code": None}}).encode(),
+            )
             return
         chat = request.path.endswith("chat/completions")
         hint = [(contract.LOAD, self.hint())] if self.hints else []
@@ -207,7 +219,11 @@ class StubRuntime:
         if not asked.get("stream"):
             await asyncio.sleep(script.get("first", 0) + (tokens - 1) * script.get("gap", 0))
             text = "".join(f"w{index} " for index in range(tokens))
-            choice = {"index": 0, "finish_reason": "length", **({"message": {"content": text}} if chat else {"text": text})}
+            choice = {
+                "index": 0,
+                "finish_reason": "length",
+                **({"message": {"content": text}} if chat else {"text": text}),
+            }
             usage = {"prompt_tokens": script.get("prompt", 7), "completion_tokens": tokens}
             answer(write, 200, json.dumps({"object": "x", "choices": [choice], "usage": usage}).encode(), hint)
             return
@@ -247,12 +263,22 @@ def record(event):
 
 
 def answer(write, status, body, headers=(), kind="application/json"):
-    lines = [f"HTTP/1.1 {status} X", f"content-type: {kind}", f"content-length: {len(body)}", *(f"{n}: {v}" for n, v in headers)]
+    lines = [
+        f"HTTP/1.1 {status} X",
+        f"content-type: {kind}",
+        f"content-length: {len(body)}",
+        *(f"{n}: {v}" for n, v in headers),
+    ]
     write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
 
 
 def begin(write, headers=(), status=200, kind="text/event-stream"):
-    lines = [f"HTTP/1.1 {status} X", f"content-type: {kind}", "transfer-encoding: chunked", *(f"{n}: {v}" for n, v in headers)]
+    lines = [
+        f"HTTP/1.1 {status} X",
+        f"content-type: {kind}",
+        "transfer-encoding: chunked",
+        *(f"{n}: {v}" for n, v in headers),
+    ]
     write("\r\n".join(lines).encode() + b"\r\n\r\n")
 
 
@@ -373,7 +399,9 @@ class House:
         """Nothing runs, nothing waits, and every offered request has exactly one outcome."""
         ledgers = [ledger for pool in self.gateway.pools for ledger in pool.books.ledgers.values()]
         await until(lambda: not self.gateway.pipeline.open, "requests are still open")
-        await until(lambda: all(ledger.in_flight == ledger.queued == 0 for ledger in ledgers), "gauges did not return to zero")
+        await until(
+            lambda: all(ledger.in_flight == ledger.queued == 0 for ledger in ledgers), "gauges did not return to zero"
+        )
         for ledger in ledgers:
             assert ledger.offered == sum(ledger.outcomes.values())
         for pool in self.gateway.pools:
@@ -400,11 +428,19 @@ async def house():
                     await stub.start()
                     stack.push_async_callback(stub.kill)
             pools = (Pool("p", tuple(stub.endpoint for stub in stubs)),) if pools is None else pools
-            settings = {"host": "127.0.0.1", "port": 0, "control_port": 0, "poll_interval": 0.1, "pools": pools} | settings
+            settings = {
+                "host": "127.0.0.1",
+                "port": 0,
+                "control_port": 0,
+                "poll_interval": 0.1,
+                "pools": pools,
+            } | settings
             built = House(*await stack.enter_async_context(listening(Settings(**settings))))
             if ready:
                 await until(
-                    lambda: sum(pool.ready(asyncio.get_running_loop().time()) for pool in built.gateway.pools) == len(stubs),
+                    lambda: (
+                        sum(pool.ready(asyncio.get_running_loop().time()) for pool in built.gateway.pools) == len(stubs)
+                    ),
                     "the replicas were not found",
                 )
             return built
@@ -415,7 +451,9 @@ async def house():
 @pytest.fixture
 def wire():
     """The stub's pen: helpers that write responses byte by byte."""
-    return type("Wire", (), {name: staticmethod(globals()[name]) for name in ("record", "answer", "begin", "chunk", "end")})
+    return type(
+        "Wire", (), {name: staticmethod(globals()[name]) for name in ("record", "answer", "begin", "chunk", "end")}
+    )
 
 
 @pytest.fixture

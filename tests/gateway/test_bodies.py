@@ -21,7 +21,10 @@ def body_of(size):
 
 
 async def chunked(client, body, size=64 * 1024):
-    client.writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+    client.writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: "
+        b"chunked\r\n\r\n"
+    )
     pieces = [body[start : start + size] for start in range(0, len(body), size)]
     for start in range(0, len(pieces), 1000):
         client.writer.write(b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces[start : start + 1000]))
@@ -164,7 +167,8 @@ async def test_a_slow_upload_does_not_count_as_waiting_for_the_first_token(house
 
 
 async def test_everybody_else_is_answered_while_a_large_body_is_read(house, stub_runtime):
-    """No answer may wait for the reading of a body: the slowest are measured against the time that the body itself took."""
+    """No answer may wait for the reading of a body: the slowest are measured against the time that the body itself
+    took."""
     gateway = await house(stub_runtime(), max_body_bytes=LIMIT, rule="open")
     head = b'{"model":"m","prompt":"x","max_tokens":1,"unused":['
     body = head + b",".join([b"1.5"] * ((LIMIT - len(head) - 2) // 4)) + b"]}"

@@ -50,12 +50,15 @@ def streamed(first, gaps, *, slo=SLO, prompt=100, choices=1):
 def test_a_stream_is_judged_by_its_first_token_and_its_mean_gap(first, gaps, prompt, good):
     ledger = streamed(first, gaps, prompt=prompt)
     assert ledger.good == good and ledger.judged == dict.fromkeys(good, 1)
-    assert ledger.ttft.sum == pytest.approx(first) and ledger.tpot.sum == pytest.approx(sum(gaps) / len(gaps) if gaps else 0)
+    assert ledger.ttft.sum == pytest.approx(first) and ledger.tpot.sum == pytest.approx(
+        sum(gaps) / len(gaps) if gaps else 0
+    )
     assert ledger.outcomes["ok"] == 1 and ledger.itl.histogram.total == len(gaps)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "tokens", "kept"), [(1.0, 1, True), (1.4, 9, True), (1.5, 9, False), (5.9, 100, True), (6.2, 100, False)]
+    ("seconds", "tokens", "kept"),
+    [(1.0, 1, True), (1.4, 9, True), (1.5, 9, False), (5.9, 100, True), (6.2, 100, False)],
 )
 def test_an_answer_that_does_not_stream_is_judged_by_the_deadline_of_its_last_token(seconds, tokens, kept):
     ledger = Ledger()

@@ -23,7 +23,9 @@ PHASES = {
 @pytest.mark.parametrize("how", ["fin", "reset"])
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("phase", PHASES)
-async def test_work_stops_within_a_second_of_the_client_leaving(house, stub_runtime, until, tmp_path, phase, stream, how):
+async def test_work_stops_within_a_second_of_the_client_leaving(
+    house, stub_runtime, until, tmp_path, phase, stream, how
+):
     keys = tmp_path / "keys"
     keys.write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
     # A runtime that claims more slots than it has is sent requests that then wait there.
@@ -73,7 +75,9 @@ async def test_a_client_that_leaves_with_several_requests_on_one_connection_stop
 
 @pytest.mark.parametrize("how", ["fin", "reset"])
 @pytest.mark.parametrize("size", [10, 300_000])
-async def test_a_pipelined_request_that_waits_for_its_turn_is_given_up_with_its_client(house, stub_runtime, until, size, how):
+async def test_a_pipelined_request_that_waits_for_its_turn_is_given_up_with_its_client(
+    house, stub_runtime, until, size, how
+):
     stub = stub_runtime(slots=1, completion_rate=0.01)
     gateway = await house(stub, rule="open")
     async with gateway.client() as client, gateway.client() as other:

@@ -7,7 +7,10 @@ import pytest
 from headway_gateway.client_connection import MOST_UNANSWERED
 
 BODY = json.dumps({"model": "m", "prompt": "x"}).encode()
-CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (
+    len(BODY),
+    BODY,
+)
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -110,16 +113,29 @@ async def test_what_is_no_http_is_refused_like_everything_else(house, stub_runti
         await neighbour.head()
         client.writer.write(raw)
         reply = await client.reply()
-        assert reply.status == 400 and reply.header("content-type") == "application/json" and reply.header("connection") == "close"
+        assert (
+            reply.status == 400
+            and reply.header("content-type") == "application/json"
+            and reply.header("connection") == "close"
+        )
         error = reply.json()["error"]
-        assert error["type"] == "invalid_request_error" and error["code"] == "invalid_http_request" and "plain HTTP" in error["message"]
+        assert (
+            error["type"] == "invalid_request_error"
+            and error["code"] == "invalid_http_request"
+            and "plain HTTP" in error["message"]
+        )
         assert await asyncio.wait_for(client.reader.read(), 30) == b""
         assert (await neighbour.chunks()).endswith(b"data: [DONE]\n\n")
     await gateway.settled()
     assert len(stub.requests) == 1
     unplaced = gateway.gateway.pools.unplaced
     # Without a head there was no request; with one, it ended by its client's doing, once.
-    assert unplaced.offered == sum(unplaced.outcomes.values()) == unplaced.outcomes["client_closed"] == (raw in NO_BODY.values())
+    assert (
+        unplaced.offered
+        == sum(unplaced.outcomes.values())
+        == unplaced.outcomes["client_closed"]
+        == (raw in NO_BODY.values())
+    )
 
 
 async def test_what_is_no_http_behind_a_request_is_not_taken_for_its_answer(house, stub_runtime):
@@ -139,5 +155,9 @@ async def test_headers_without_end_are_refused_with_a_reason(house, stub_runtime
         # In pieces, each read before the next comes: closing on unread bytes would reset the connection.
         await again_and_again(client, b"a" * 30_000, 4, pause=0.1)
         reply = await client.reply()
-    assert reply.status == 431 and reply.header("connection") == "close" and reply.json()["error"]["code"] == "headers_too_large"
+    assert (
+        reply.status == 431
+        and reply.header("connection") == "close"
+        and reply.json()["error"]["code"] == "headers_too_large"
+    )
     assert (await gateway.ask()).status == 200

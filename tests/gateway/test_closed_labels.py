@@ -1,4 +1,5 @@
-"""Twenty thousand strangers and two hundred replicas that come and go: what is exported and what is kept stays as it was."""
+"""Twenty thousand strangers and two hundred replicas that come and go: what is exported and what is kept stays as it
+was."""
 
 import asyncio
 import gc
@@ -21,14 +22,27 @@ def question(rng, last):
     word = f"{rng.random():.15f}"
     names = [f"x-{word}", "x-request-id", "user-agent", "authorization", "x-stainless-retry-count"]
     names += [f"x-headway-{name}" for name in ("class", "tenant", "priority", "dispatch", "shed-reason")]
-    body = {"model": "m", "prompt": "x", "max_tokens": 1, "user": word, "priority": word, "service_tier": word, "metadata": {word: word}}
+    body = {
+        "model": "m",
+        "prompt": "x",
+        "max_tokens": 1,
+        "user": word,
+        "priority": word,
+        "service_tier": word,
+        "metadata": {word: word},
+    }
     method, path, kind = "POST", "/v1/completions", rng.randrange(4)
     if kind == 0:
         body["model"] = word
     elif kind == 1:
         method, path = rng.choice(METHODS), f"/v1/x{word}?{word}"
     data = b"{" + word.encode() if kind == 2 else json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/1.1", "host: x", f"content-length: {len(data)}", *(f"{name}: {word}" for name in names)]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "host: x",
+        f"content-length: {len(data)}",
+        *(f"{name}: {word}" for name in names),
+    ]
     return "\r\n".join([*lines, *(["connection: close"] if last else []), "\r\n"]).encode() + data
 
 

@@ -94,9 +94,15 @@ async def test_what_runs_and_what_waits_finishes_and_nothing_new_comes_in(behind
             for newcomer in (late, silent):
                 newcomer.send({"model": "m", "prompt": "z", "stream": True})
                 reply = await newcomer.reply()
-                assert (reply.status, reply.header(contract.SHED_REASON), reply.header("connection")) == (503, "draining", "close")
+                assert (reply.status, reply.header(contract.SHED_REASON), reply.header("connection")) == (
+                    503,
+                    "draining",
+                    "close",
+                )
                 assert reply.header("retry-after").isdigit()
-        assert await asyncio.wait_for(idle.reader.read(), 5) == b"", "a connection that was kept ends, before somebody asks on it"
+        assert await asyncio.wait_for(idle.reader.read(), 5) == b"", (
+            "a connection that was kept ends, before somebody asks on it"
+        )
         async with client_of(process.control_port) as control:
             control.send(b"", "/ready", method="GET")
             assert (await control.reply()).status == 503
@@ -106,7 +112,9 @@ async def test_what_runs_and_what_waits_finishes_and_nothing_new_comes_in(behind
         first, second = await runs.chunks(), await waits.reply()
         assert first.endswith(b"data: [DONE]\n\n") and first.count(b'"text": "w') == 30
         assert second.body.endswith(b"data: [DONE]\n\n") and second.header("connection") == "close"
-        assert await asyncio.wait_for(runs.reader.read(), 5) == b"", "its head was out before the drain: the end of the answer ends it"
+        assert await asyncio.wait_for(runs.reader.read(), 5) == b"", (
+            "its head was out before the drain: the end of the answer ends it"
+        )
     assert await process.end() == 0
 
 

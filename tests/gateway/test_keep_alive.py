@@ -1,4 +1,5 @@
-"""Kept connections that close just as the next request goes out, on either side of the gateway: no request is lost, and none done twice."""
+"""Kept connections that close just as the next request goes out, on either side of the gateway: no request is lost, and
+none done twice."""
 
 import asyncio
 import itertools
@@ -68,7 +69,9 @@ class HastyServer:
         while (await receive()).get("more_body"):
             pass
         self.answered += 1
-        body = json.dumps({"choices": [{"index": 0, "text": "a"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}).encode()
+        body = json.dumps(
+            {"choices": [{"index": 0, "text": "a"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+        ).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -110,7 +113,8 @@ async def test_no_request_fails_where_the_replica_closes_just_as_it_is_sent(hous
 
 
 def ask_again_and_again(port, tries):
-    """A client that keeps its connection and, as HTTP has it, asks again when that was closed before a byte of the answer came.
+    """A client that keeps its connection and, as HTTP has it, asks again when that was closed before a byte of the
+    answer came.
 
     Returns how many of the requests met a closed connection.
     """
@@ -156,7 +160,9 @@ def announced(data):
 async def test_a_request_that_meets_the_closing_of_its_connection_was_not_begun(house, stub_runtime):
     """Then a client may ask again on a new one, and each is answered and booked once."""
     gateway = await house(stub_runtime(), keep_alive=IDLE)
-    closed = await asyncio.gather(*(asyncio.to_thread(ask_again_and_again, gateway.port, pauses()) for _ in range(LANES)))
+    closed = await asyncio.gather(
+        *(asyncio.to_thread(ask_again_and_again, gateway.port, pauses()) for _ in range(LANES))
+    )
     await gateway.settled()
     assert 0.05 * TRIES * LANES < sum(closed) < 0.95 * TRIES * LANES, "the edge is to be met from both sides"
     assert gateway.ledger().offered == gateway.ledger().outcomes["ok"] == TRIES * LANES

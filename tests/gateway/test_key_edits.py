@@ -1,4 +1,5 @@
-"""A thousand keys, edited in place while their owners ask: keys that stay open the door all the while, and half a file changes nothing."""
+"""A thousand keys, edited in place while their owners ask: keys that stay open the door all the while, and half a file
+changes nothing."""
 
 import asyncio
 import hashlib
@@ -31,7 +32,9 @@ class Edits:
                 await asyncio.sleep(pause)
 
 
-async def test_keys_change_under_load_and_only_removed_ones_are_turned_away(house, stub_runtime, tmp_path, until, monkeypatch, caplog):
+async def test_keys_change_under_load_and_only_removed_ones_are_turned_away(
+    house, stub_runtime, tmp_path, until, monkeypatch, caplog
+):
     monkeypatch.setattr(key_files, "READ_SECONDS", 0.05)
     caplog.set_level(logging.INFO)
     path = tmp_path / "keys"
@@ -47,7 +50,9 @@ async def test_keys_change_under_load_and_only_removed_ones_are_turned_away(hous
         number = start
         async with gateway.client() as client:
             while not stop.is_set():
-                client.send({"model": "m", "prompt": "x", "max_tokens": 1}, headers=[("authorization", f"Bearer {key(number)}")])
+                client.send(
+                    {"model": "m", "prompt": "x", "max_tokens": 1}, headers=[("authorization", f"Bearer {key(number)}")]
+                )
                 reply = await client.reply()
                 answered[reply.status] = answered.get(reply.status, 0) + 1
                 number = (number + 14) % KEYS

@@ -44,7 +44,14 @@ def test_a_key_stands_for_its_tenant_and_classes():
         assert ring.caller(wrong) is None
 
 
-BAD_LINES = ["acme", "acme sha256:12", "acme plain-text-key", "a/b sha256:" + "0" * 64, "a sha256:" + "0" * 64 + " UPPER", "a b c d"]
+BAD_LINES = [
+    "acme",
+    "acme sha256:12",
+    "acme plain-text-key",
+    "a/b sha256:" + "0" * 64,
+    "a sha256:" + "0" * 64 + " UPPER",
+    "a b c d",
+]
 
 
 @pytest.mark.parametrize("bad", BAD_LINES)
@@ -62,7 +69,9 @@ def hash_key(*arguments, given=""):
 def test_a_new_key_is_shown_once_and_its_line_opens_the_door():
     done = hash_key("--tenant", "acme", "--classes", "batch")
     key = done.stderr.split()[-1]
-    assert parse_keys({"keys": done.stdout.encode()}).caller(f"Bearer {key}".encode()) == Caller("acme", frozenset({"batch"}))
+    assert parse_keys({"keys": done.stdout.encode()}).caller(f"Bearer {key}".encode()) == Caller(
+        "acme", frozenset({"batch"})
+    )
     assert key not in done.stdout
     again = hash_key("--tenant", "acme", "--stdin", given=key + "\n")
     assert again.stdout.split()[1] == done.stdout.split()[1] and again.stderr == ""

@@ -1,4 +1,5 @@
-"""Large bodies are read one after another, aside: those of clients that have left are not read at all, and the others are told in time."""
+"""Large bodies are read one after another, aside: those of clients that have left are not read at all, and the others
+are told in time."""
 
 import gc
 import time
@@ -25,7 +26,9 @@ async def leavers(gateway, count):
     return before + count
 
 
-async def test_large_bodies_whose_clients_have_left_keep_nobody_waiting_and_reach_no_replica(house, stub_runtime, until):
+async def test_large_bodies_whose_clients_have_left_keep_nobody_waiting_and_reach_no_replica(
+    house, stub_runtime, until
+):
     stub = stub_runtime()
     gateway = await house(stub, max_body_bytes=LIMIT, rule="open")
 
@@ -54,7 +57,9 @@ async def test_a_body_that_is_read_for_too_long_is_timed_out(house, stub_runtime
         return read(endpoint, body)
 
     monkeypatch.setattr(api, "parse", slowly)
-    reply = await gateway.ask(DENSE.replace(b'"unused":[1.5,1.5,1.5,1.5,', b'"stream":true,"unused":[') if stream else DENSE)
+    reply = await gateway.ask(
+        DENSE.replace(b'"unused":[1.5,1.5,1.5,1.5,', b'"stream":true,"unused":[') if stream else DENSE
+    )
     assert reply.status == 504 and reply.json()["error"]["code"] == "request_timeout"
     assert gateway.gateway.pools.unplaced.outcomes["timeout"] == 1
     await gateway.settled()

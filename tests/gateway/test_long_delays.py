@@ -49,7 +49,9 @@ def quantile_edges(before, after, share):
 
 
 @pytest.mark.parametrize("delay", DELAYS)
-async def test_quantiles_of_what_is_exported_lie_within_one_bucket_of_scripted_delays(monkeypatch, house, stub_runtime, wire, delay):
+async def test_quantiles_of_what_is_exported_lie_within_one_bucket_of_scripted_delays(
+    monkeypatch, house, stub_runtime, wire, delay
+):
     clock = Clock(monkeypatch)  # Asked for before the gateway, so that time goes back only after its end.
 
     async def script(request, write):

@@ -5,7 +5,11 @@ import random
 
 
 def series(text):
-    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line and not line.startswith("#")}
+    return {
+        line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
+        for line in text.splitlines()
+        if line and not line.startswith("#")
+    }
 
 
 async def scrape(gateway):
@@ -20,7 +24,12 @@ async def strangers(gateway, count, rng):
     async def one():
         word = f"{rng.random():.15f}"
         kind = rng.randrange(4)
-        headers = [("x-request-id", word), ("x-headway-class", word), ("x-headway-tenant", word), ("x-headway-priority", word)]
+        headers = [
+            ("x-request-id", word),
+            ("x-headway-class", word),
+            ("x-headway-tenant", word),
+            ("x-headway-priority", word),
+        ]
         if kind == 0:
             await gateway.ask(model=word, user=word, headers=headers)
         elif kind == 1:
@@ -40,7 +49,11 @@ async def test_counters_never_fall_and_gauges_return_to_zero(house, stub_runtime
     work = asyncio.ensure_future(strangers(gateway, 320, random.Random(2)))
     while not work.done():
         now = await scrape(gateway)
-        fell = [name for name, value in last.items() if ("_total" in name or "_count" in name or "_bucket" in name) and now[name] < value]
+        fell = [
+            name
+            for name, value in last.items()
+            if ("_total" in name or "_count" in name or "_bucket" in name) and now[name] < value
+        ]
         assert fell == []
         last = now
         await asyncio.sleep(0.02)

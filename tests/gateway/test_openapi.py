@@ -1,4 +1,5 @@
-"""The OpenAPI document, and what generated requests make of it: no answer is a server error that it does not announce."""
+"""The OpenAPI document, and what generated requests make of it: no answer is a server error that it does not
+announce."""
 
 import asyncio
 import warnings
@@ -9,14 +10,21 @@ from headway_core import contract
 from hypothesis import HealthCheck, Phase, given, settings
 
 EXAMPLES = settings(
-    max_examples=25, deadline=None, database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=25,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
 )
 
 
 async def test_the_document_describes_every_route(house, stub_runtime):
     gateway = await house(stub_runtime())
     document = (await gateway.get("/openapi.json")).json()
-    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/ready", "/status.json"} <= set(document["paths"])
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/ready", "/status.json"} <= set(
+        document["paths"]
+    )
     for path in ("/v1/completions", "/v1/chat/completions"):
         operation = document["paths"][path]["post"]
         assert {"200", "400", "401", "404", "413", "429", "503"} <= set(operation["responses"])

@@ -1,7 +1,9 @@
-"""Overload again and again on real engines, whose iterations last as long as they are told to: the door keeps its promise at full capacity.
+"""Overload again and again on real engines, whose iterations last as long as they are told to: the door keeps its
+promise at full capacity.
 
-Ten cycles of 10 s at twice the capacity and 10 s at half of it. Three conditions together, since admitting nobody would keep the first, and
-the open door, which must fail, since otherwise it was no overload. Of the retries that land after a step down nine in ten are to succeed.
+Ten cycles of 10 s at twice the capacity and 10 s at half of it. Three conditions together, since admitting nobody would
+keep the first, and the open door, which must fail, since otherwise it was no overload. Of the retries that land after a
+step down nine in ten are to succeed.
 """
 
 import asyncio
@@ -22,7 +24,17 @@ PERIOD, CYCLES = 10.0, 10
 TARGET = 2.0
 """Seconds to the first token that a gateway without a policy promises."""
 PACE = "0.02,0.0005,0.001,0.000005"
-LIMITS = ("--max-num-seqs", "32", "--num-blocks", "1024", "--prefill-token-budget", "64", "--threads", "1", "--no-prefix-caching")
+LIMITS = (
+    "--max-num-seqs",
+    "32",
+    "--num-blocks",
+    "1024",
+    "--prefill-token-budget",
+    "64",
+    "--threads",
+    "1",
+    "--no-prefix-caching",
+)
 OUTPUT, RETRIES = 6, 2
 
 
@@ -51,7 +63,17 @@ class Replica:
     def __init__(self, model, folder, name):
         self.endpoint = Endpoint("127.0.0.1", free_port(), free_port())
         ports = ("--port", str(self.endpoint.port), "--control-port", str(self.endpoint.control_port))
-        command = [sys.executable, "-m", "headway_runtime", "--model", str(model), "--served-model-name", "m", "--replica-id", name]
+        command = [
+            sys.executable,
+            "-m",
+            "headway_runtime",
+            "--model",
+            str(model),
+            "--served-model-name",
+            "m",
+            "--replica-id",
+            name,
+        ]
         with (folder / f"{name}.log").open("wb") as log:
             self.process = subprocess.Popen([*command, *ports, *LIMITS, "--pace", PACE], stdout=log, stderr=log)
 
@@ -135,7 +157,9 @@ async def cycles(session, url, rate, retries, seed):
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-async def test_admitted_requests_keep_their_promise_at_full_capacity_and_retries_that_wait_succeed(house, replicas, until):
+async def test_admitted_requests_keep_their_promise_at_full_capacity_and_retries_that_wait_succeed(
+    house, replicas, until
+):
     rng = random.Random(1)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         for replica in replicas:

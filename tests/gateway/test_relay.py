@@ -135,7 +135,10 @@ async def test_the_usage_comment_feeds_the_books_and_never_the_client(house, stu
 
 
 async def test_text_that_looks_like_the_comment_is_content(house, stub_runtime, wire):
-    tricky = b'data: {"choices":[{"text":"\\n: headway {\\"prompt\\": 1}"}]}\n\n' + b'data: {"choices":[{"text":": headway "}]}\n\n'
+    tricky = (
+        b'data: {"choices":[{"text":"\\n: headway {\\"prompt\\": 1}"}]}\n\n'
+        + b'data: {"choices":[{"text":": headway "}]}\n\n'
+    )
     gateway = await house(stub_runtime(script=streaming(wire, [tricky])))
     assert (await gateway.ask(stream=True)).body == tricky
 
@@ -156,7 +159,9 @@ async def test_nothing_goes_out_before_content_until_the_hold_is_spent(house, st
 
     gateway = await house(stub_runtime(script=script), first_byte_hold=0.3)
     async with gateway.client() as client:
-        client.send({"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}, "/v1/chat/completions")
+        client.send(
+            {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}, "/v1/chat/completions"
+        )
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(client.head(), 0.15)
         status, _ = await client.head()
@@ -253,7 +258,9 @@ async def test_an_answer_without_a_length_ends_with_its_connection(house, stub_r
 
 async def http_1_0(gateway, method, path, body=b""):
     async with gateway.client() as client:
-        client.writer.write(b"%s %s HTTP/1.0\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (method, path, len(body), body))
+        client.writer.write(
+            b"%s %s HTTP/1.0\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (method, path, len(body), body)
+        )
         status, headers = await client.head()
         # The body ends with the connection.
         return status, dict(headers), await asyncio.wait_for(client.reader.read(), 10)

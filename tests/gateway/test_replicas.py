@@ -31,7 +31,10 @@ async def test_a_draining_replica_finishes_what_it_has_and_gets_nothing_new(hous
 
 async def test_one_odd_replica_never_blocks_the_others(house, stub_runtime, until):
     good = stub_runtime("good")
-    garbage, foreign = stub_runtime("g", load_answer=b"<html>404</html>"), stub_runtime("f", load_answer=b'{"replica": 5}')
+    garbage, foreign = (
+        stub_runtime("g", load_answer=b"<html>404</html>"),
+        stub_runtime("f", load_answer=b'{"replica": 5}'),
+    )
     closed = Endpoint("127.0.0.1", 1, 2)
     for stub in (good, garbage, foreign):
         await stub.start()
@@ -115,7 +118,8 @@ async def test_an_answer_of_a_dead_replica_is_tried_elsewhere(house, stub_runtim
 
 
 async def test_replicas_that_are_going_away_pass_a_request_on_and_are_not_blamed(house, stub_runtime):
-    """Its report is half a second old when a replica begins to drain: until the next one it refuses what is sent to it."""
+    """Its report is half a second old when a replica begins to drain: until the next one it refuses what is sent to
+    it."""
     # The slower one is the last to be chosen.
     going, good = [stub_runtime(name) for name in "abc"], stub_runtime("d", prefill_rate=50_000.0)
     gateway = await house(*going, good, poll_interval=30.0)
@@ -147,7 +151,9 @@ async def test_a_gateway_that_has_just_started_is_ready_once_it_has_asked_every_
     assert (await gateway.control("/ready")).status == 200
     await stub.kill()
     await until(lambda: ready(gateway) == 0)
-    assert (await gateway.control("/ready")).status == 200, "no replica is no reason to send elsewhere: the answer says when to try again"
+    assert (await gateway.control("/ready")).status == 200, (
+        "no replica is no reason to send elsewhere: the answer says when to try again"
+    )
 
 
 async def dead(write, status):
@@ -200,7 +206,8 @@ async def test_a_kept_connection_that_was_closed_costs_one_more_try_and_no_error
 
 
 async def test_idle_connections_that_a_replica_closes_all_at_once_cost_no_request(house, stub_runtime, until):
-    """Its time for idle connections is over just when requests come, and every connection that is kept is as old as the next."""
+    """Its time for idle connections is over just when requests come, and every connection that is kept is as old as the
+    next."""
     stub = stub_runtime()
     gateway = await house(stub)
 

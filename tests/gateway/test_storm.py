@@ -1,4 +1,5 @@
-"""Twice what the replicas can do, with clients that leave and a replica that dies: the books stay exact and nothing is left behind."""
+"""Twice what the replicas can do, with clients that leave and a replica that dies: the books stay exact and nothing is
+left behind."""
 
 import asyncio
 import gc

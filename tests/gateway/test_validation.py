@@ -71,7 +71,10 @@ async def test_bad_requests_get_the_same_400_with_and_without_streaming(house, s
             reply = await gateway.ask({"model": "m", "stream": stream, **members}, path)
             assert reply.status == 400, (members, reply)
             error = reply.json()["error"]
-            assert error["param"] == field and error["type"] == "invalid_request_error" and error["code"], (members, error)
+            assert error["param"] == field and error["type"] == "invalid_request_error" and error["code"], (
+                members,
+                error,
+            )
             answers.append(reply.body)
         assert len(set(answers)) == 1
     assert stub.requests == []
@@ -115,8 +118,14 @@ async def test_every_valid_odd_body_is_taken(house, stub_runtime):
             b'{"model":"m","messages":[{"role":"user","content":"A","name":"x","id":7},{"role":"assistant","content":""},'
             b'{"role":"user","content":[{"type":"text","text":"B"}]}],"stop":null,"seed":null,"stream_options":null,"tools":null,"foo":{"bar":1}}',
         ),
-        (CHAT, b'{"model":"m","messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"a"}]},{"role":"user","content":"x"}]}'),
-        (CHAT, b'{"model":"m","messages":[{"role":"user","content":"x"}],"max_completion_tokens":null,"max_tokens":5,"n":null}'),
+        (
+            CHAT,
+            b'{"model":"m","messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"a"}]},{"role":"user","content":"x"}]}',
+        ),
+        (
+            CHAT,
+            b'{"model":"m","messages":[{"role":"user","content":"x"}],"max_completion_tokens":null,"max_tokens":5,"n":null}',
+        ),
         (CHAT, b'{"model":"m","messages":[{"role":"user","content":"x"}],"max_completion_tokens":5,"max_tokens":5}'),
         (COMPLETIONS, b'{"model":"m","prompt":"x","max_tokens":0}'),
         (COMPLETIONS, b'{"model":"m","prompt":[1,2,3]}'),

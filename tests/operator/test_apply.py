@@ -1,4 +1,5 @@
-"""Writing policies: many objects share one gateway's ConfigMap and must not refuse each other; a stranger's writes are outlived."""
+"""Writing policies: many objects share one gateway's ConfigMap and must not refuse each other; a stranger's writes are
+outlived."""
 
 import asyncio
 
@@ -18,7 +19,11 @@ def target(name):
         "apiVersion": "headway.dev/v1alpha1",
         "kind": "ServingSLO",
         "metadata": {"name": name, "namespace": "ns", "uid": name},
-        "spec": {"targetRef": {"name": f"rt-{name}"}, "gatewayRef": {"name": "gw"}, "objectives": {"ttft": {"target": "1s"}}},
+        "spec": {
+            "targetRef": {"name": f"rt-{name}"},
+            "gatewayRef": {"name": "gw"},
+            "objectives": {"ttft": {"target": "1s"}},
+        },
     }
     slo = ServingSLO.parse(document)
     return Target(slo, Deployment("ns", slo.target_name, 1, 1, False), Service("ns", slo.target_name, {}), "gw", (), ())
@@ -37,7 +42,10 @@ async def kube(api_server):
 
 
 def counted(api_server):
-    return {method: sum(known == method and path == PATH for known, path, _ in api_server.calls) for method in ("GET", "PATCH")}
+    return {
+        method: sum(known == method and path == PATH for known, path, _ in api_server.calls)
+        for method in ("GET", "PATCH")
+    }
 
 
 async def test_fifty_objects_behind_one_gateway_read_once_and_never_refuse_each_other(kube, api_server):

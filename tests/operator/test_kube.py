@@ -11,7 +11,9 @@ async def kube(api_server):
     await made.close()
 
 
-@pytest.mark.parametrize("trouble", [(503, {}, "x"), (429, {"Retry-After": "0"}, "{}"), (500, {}, "{}"), (200, {}, "<html>")])
+@pytest.mark.parametrize(
+    "trouble", [(503, {}, "x"), (429, {"Retry-After": "0"}, "{}"), (500, {}, "{}"), (200, {}, "<html>")]
+)
 async def test_what_may_pass_is_tried_again(api_server, kube, trouble):
     api_server.script["/x"] = [trouble, trouble, OK]
     assert await kube.get("/x") == {"kind": "X"}
@@ -25,7 +27,11 @@ async def test_what_will_not_pass_is_told_at_once_in_the_servers_words(api_serve
         await kube.get("/x")
     assert len(api_server.calls) == 1
     assert not caught.value.transient
-    assert (caught.value.forbidden, caught.value.conflict, caught.value.missing) == (status == 403, status == 409, status in (404, 410))
+    assert (caught.value.forbidden, caught.value.conflict, caught.value.missing) == (
+        status == 403,
+        status == 409,
+        status in (404, 410),
+    )
     assert kube.denied == (status == 403)
 
 

@@ -4,7 +4,16 @@ import asyncio
 import time
 
 import pytest
-from headway_core.contract import Capacity, ClassBooks, GatewayReport, Knobs, PoolBooks, ReplicaState, RuntimeReport, dump
+from headway_core.contract import (
+    Capacity,
+    ClassBooks,
+    GatewayReport,
+    Knobs,
+    PoolBooks,
+    ReplicaState,
+    RuntimeReport,
+    dump,
+)
 from headway_core.planning.snapshot import Phase
 from headway_core.planning.traffic import TrafficBook
 from headway_core.slo import ServingSLO
@@ -23,7 +32,12 @@ SLO = ServingSLO.parse(
 )
 REPORT = RuntimeReport("a", "rt", "m", "b", 1, 0.0, ReplicaState.READY, Capacity(8, 256, 1024, 16, 100), Knobs(8, 256))
 GATEWAY = GatewayReport(
-    "g", "b", 1, 0.0, ReplicaState.READY, (PoolBooks("rt", {"default": ClassBooks(offered=7)}, replica_in_flight={"a": 2}),)
+    "g",
+    "b",
+    1,
+    0.0,
+    ReplicaState.READY,
+    (PoolBooks("rt", {"default": ClassBooks(offered=7)}, replica_in_flight={"a": 2}),),
 )
 GOOD, BOOKS = dump(REPORT).encode(), dump(GATEWAY).encode()
 
@@ -38,7 +52,9 @@ async def pods():
             asked[name] = asked.get(name, 0) + 1
             await reader.readuntil(b"\r\n\r\n")
             if answer is not None:
-                writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % (status, len(answer)) + answer)
+                writer.write(
+                    b"HTTP/1.1 %d X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % (status, len(answer)) + answer
+                )
                 await writer.drain()
                 writer.close()
 
@@ -58,7 +74,9 @@ def observer():
 
 
 def target(runtimes, gateways=()):
-    return Target(SLO, Deployment("ns", "rt", 2, 2, False), Service("ns", "rt", {}), "gw", tuple(runtimes), tuple(gateways))
+    return Target(
+        SLO, Deployment("ns", "rt", 2, 2, False), Service("ns", "rt", {}), "gw", tuple(runtimes), tuple(gateways)
+    )
 
 
 BAD = {
@@ -95,7 +113,14 @@ async def test_who_waits_for_an_acknowledgement_asks_sooner(pods):
     now = [0.0]
     observer = Observer(Settings(interval=5.0), clock=lambda: now[0])
     gateway = await pods("g", BOOKS)
-    for at, impatient, asked in [(0.0, False, 1), (1.5, False, 1), (1.5, True, 2), (2.0, True, 2), (5.4, False, 2), (5.6, False, 3)]:
+    for at, impatient, asked in [
+        (0.0, False, 1),
+        (1.5, False, 1),
+        (1.5, True, 2),
+        (2.0, True, 2),
+        (5.4, False, 2),
+        (5.6, False, 3),
+    ]:
         now[0] = at
         await observer.poll(target([], [gateway]), impatient=impatient)
         assert pods.asked["g"] == asked, at
@@ -114,7 +139,12 @@ async def test_a_window_shorter_than_the_age_of_a_shared_reading_still_has_its_t
 
 
 async def test_the_snapshot_knows_who_is_silent_and_what_is_in_flight(pods, observer):
-    runtime, silent, gateway, deaf = await pods("a", GOOD), await pods("s", None), await pods("g", BOOKS), await pods("d", None)
+    runtime, silent, gateway, deaf = (
+        await pods("a", GOOD),
+        await pods("s", None),
+        await pods("g", BOOKS),
+        await pods("d", None),
+    )
     whole, partly = target([runtime, silent], [gateway]), target([runtime, silent], [gateway, deaf])
     await observer.poll(partly)
     now, known = time.monotonic(), Known(None, None, None)

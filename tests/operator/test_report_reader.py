@@ -46,7 +46,10 @@ BAD = {
     "an endless head": (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 10_000, DocumentError),
     "a flood": (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 2000, DocumentError),
     "a flood that was announced": (b"HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n" + b"x" * 2000, DocumentError),
-    "a length beyond all numbers": (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n" + b"x" * 2000, DocumentError),
+    "a length beyond all numbers": (
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n" + b"x" * 2000,
+        DocumentError,
+    ),
 }
 
 

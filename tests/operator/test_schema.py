@@ -1,4 +1,5 @@
-"""The CRD, the examples and the operator must speak of the same fields; the API server's own judgment is asked in `cluster/`."""
+"""The CRD, the examples and the operator must speak of the same fields; the API server's own judgment is asked in
+`cluster/`."""
 
 import re
 from pathlib import Path

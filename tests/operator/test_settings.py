@@ -4,7 +4,12 @@ from headway_operator.settings import parse
 
 def test_defaults():
     settings = parse(["--namespace", "prod"])
-    assert (settings.namespaces, settings.lease_namespace, settings.interval, settings.stale_after) == (("prod",), "prod", 5.0, 15.0)
+    assert (settings.namespaces, settings.lease_namespace, settings.interval, settings.stale_after) == (
+        ("prod",),
+        "prod",
+        5.0,
+        15.0,
+    )
 
 
 def test_every_namespace_needs_a_place_for_the_lease():

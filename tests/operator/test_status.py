@@ -51,7 +51,14 @@ def written(listed, generation=1, **rest):
         ({"KnobsApplied": (False, "NotAcknowledged")}, (False, "NotAcknowledged")),
         ({"KnobsApplied": (False, "Paused")}, (True, "Enforcing")),
         ({"KnobsApplied": (None, "Waiting")}, (True, "Enforcing")),
-        ({"ScalingActive": (False, "NoReplicaBounds"), "SLOMet": (False, "Missed"), "WithinBounds": (False, "AtMax")}, (True, "Enforcing")),
+        (
+            {
+                "ScalingActive": (False, "NoReplicaBounds"),
+                "SLOMet": (False, "Missed"),
+                "WithinBounds": (False, "AtMax"),
+            },
+            (True, "Enforcing"),
+        ),
     ],
 )
 def test_ready_is_the_first_thing_that_keeps_it_from_being_managed(changed, expected):
@@ -75,7 +82,10 @@ def test_transition_times_move_with_the_status_alone():
 
 class TestSilence:
     before = written(
-        status.conditions(verdicts(), {}, 1, NOW), observed={"class": "a"}, classes=[{"class": "a", "ttft": "600ms"}], replicas=3
+        status.conditions(verdicts(), {}, 1, NOW),
+        observed={"class": "a"},
+        classes=[{"class": "a", "ttft": "600ms"}],
+        replicas=3,
     )
 
     def after(self, **changes):
@@ -91,7 +101,8 @@ class TestSilence:
         assert status.worth_writing(self.before, self.after(conditions=fell), 0.0)
 
     @pytest.mark.parametrize(
-        ("ttft", "since", "due"), [("650ms", 1e9, False), ("700ms", 29.0, False), ("700ms", 30.0, True), ("1s", 30.0, True)]
+        ("ttft", "since", "due"),
+        [("650ms", 1e9, False), ("700ms", 29.0, False), ("700ms", 30.0, True), ("1s", 30.0, True)],
     )
     def test_figures_wait_for_half_a_minute_and_a_tenth(self, ttft, since, due):
         assert status.worth_writing(self.before, self.after(classes=[{"class": "a", "ttft": ttft}]), since) is due
@@ -162,7 +173,9 @@ def test_the_worst_class_is_shown_and_unknown_figures_are_absent():
 def shown(offered, before, whole, seconds=4.0):
     """status.observed after `offered` requests, a quarter of which was shed."""
     histogram = LogHistogram({bucket(0.6): offered})
-    counted = ClassTraffic("a", offered, 0, {"ok": offered}, offered // 4, {"all": offered}, {}, histogram, LogHistogram())
+    counted = ClassTraffic(
+        "a", offered, 0, {"ok": offered}, offered // 4, {"all": offered}, {}, histogram, LogHistogram()
+    )
     traffic = Traffic(seconds, {"a": counted}, Demand(offered, seconds), Demand(offered, seconds))
     return status.build(SLO, [], Figures(traffic=traffic, whole=whole), [], before, 1).get("observed")
 
@@ -173,7 +186,12 @@ class TestFirstFigures:
     def test_a_new_object_shows_its_figures_as_soon_as_there_are_samples_enough(self):
         assert shown(19, {}, False) is None
         first = shown(20, {}, False)
-        assert (first["requestRate"], first["shed"], first["attainment"], "ttft" in first) == ("5.0", "0.25", "1.000", True)
+        assert (first["requestRate"], first["shed"], first["attainment"], "ttft" in first) == (
+            "5.0",
+            "0.25",
+            "1.000",
+            True,
+        )
 
     def test_little_traffic_is_shown_after_a_window(self):
         assert shown(2, {}, True) == {"class": "a", "requestRate": "0.50", "shed": "0.00"}
@@ -202,5 +220,7 @@ class TestWarming:
         old = written(status.conditions(verdicts(SLOMet=(True, "Kept")), {}, 1, NOW))
         bad = {known.kind: known for known in status.keep_while_warming(verdicts(SLOMet=(False, "Missed")), old, 1)}
         assert bad["SLOMet"].holds is False
-        new = {known.kind: known for known in status.keep_while_warming(verdicts(SLOMet=(None, "TooFewSamples")), old, 2)}
+        new = {
+            known.kind: known for known in status.keep_while_warming(verdicts(SLOMet=(None, "TooFewSamples")), old, 2)
+        }
         assert new["SLOMet"].holds is None

@@ -72,7 +72,9 @@ def test_pods_are_read_for_what_they_are():
 def test_addresses_of_six_and_ports_by_name():
     store = Store(lambda key: None)
     document = pod("six", podIP="fd00::1")
-    document["spec"] = {"containers": [{"ports": [{"name": "http", "containerPort": 80}, {"name": "control", "containerPort": 9001}]}]}
+    document["spec"] = {
+        "containers": [{"ports": [{"name": "http", "containerPort": 80}, {"name": "control", "containerPort": 9001}]}]
+    }
     store.pods.put(document)
     six = store.pods.get("ns", "six")
     assert (six.ip, six.control_port) == ("fd00::1", 9001)

@@ -5,7 +5,12 @@ from headway_operator.targets import other_operator, resolve
 
 
 def slo(name="chat", created="2026-01-01T00:00:00Z", **spec):
-    whole = {"targetRef": {"name": "rt"}, "gatewayRef": {"name": "gw"}, "objectives": {"ttft": {"target": "1s"}}, **spec}
+    whole = {
+        "targetRef": {"name": "rt"},
+        "gatewayRef": {"name": "gw"},
+        "objectives": {"ttft": {"target": "1s"}},
+        **spec,
+    }
     metadata = {"name": name, "namespace": "ns", "uid": name, "creationTimestamp": created}
     return {"apiVersion": "headway.dev/v1alpha1", "kind": "ServingSLO", "metadata": metadata, "spec": whole}
 
@@ -19,7 +24,11 @@ def store():
     made.deployments.put({"metadata": {"name": "rt", "namespace": "ns"}, "spec": {"replicas": 2, "template": template}})
     for name, selector in [("rt", labels), ("gw", {"headway.dev/gateway": "gw"})]:
         made.services.put({"metadata": {"name": name, "namespace": "ns"}, "spec": {"selector": selector}})
-    for name, own in [("rt-1", labels), ("gw-1", {"headway.dev/gateway": "gw"}), ("other-1", {"headway.dev/runtime": "other"})]:
+    for name, own in [
+        ("rt-1", labels),
+        ("gw-1", {"headway.dev/gateway": "gw"}),
+        ("other-1", {"headway.dev/runtime": "other"}),
+    ]:
         made.pods.put({"metadata": {"name": name, "namespace": "ns", "uid": name, "labels": own}})
     return made
 
@@ -31,7 +40,9 @@ def test_everything_is_found_through_the_services(store):
     assert target.config_map == "gw-policy"
 
 
-@pytest.mark.parametrize("spec", [{"objectives": {}}, {"objectives": None}, {"targetRef": []}, {"mode": 7}, {"surprise": 1}])
+@pytest.mark.parametrize(
+    "spec", [{"objectives": {}}, {"objectives": None}, {"targetRef": []}, {"mode": 7}, {"surprise": 1}]
+)
 def test_a_spec_that_an_older_schema_let_through_is_told_and_harms_nobody(store, spec):
     found = resolve(slo(**spec), store, Access())
     assert (found.accepted.holds, found.accepted.reason, found.target) == (False, "InvalidSpec", None)
@@ -67,7 +78,12 @@ def test_a_right_missing_in_another_namespace_does_not_matter(store):
 
 def test_a_gateway_may_name_the_operator_that_serves_it(store):
     assert other_operator(slo(), store, "ns/mine") is None, "nobody named: whoever finds it"
-    metadata = {"name": "gw", "namespace": "ns", "resourceVersion": "2", "annotations": {"headway.dev/operator": "ns/mine"}}
+    metadata = {
+        "name": "gw",
+        "namespace": "ns",
+        "resourceVersion": "2",
+        "annotations": {"headway.dev/operator": "ns/mine"},
+    }
     store.services.put({"metadata": metadata, "spec": {"selector": {"headway.dev/gateway": "gw"}}})
     assert other_operator(slo(), store, "ns/mine") is None
     assert other_operator(slo(), store, "ns/theirs") == "ns/mine"

@@ -19,7 +19,18 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 torch.set_num_threads(1)
 
 SPECIAL_TOKENS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
-MERGES = (("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("o", "r"), ("Ġw", "or"), ("t", "h"), ("i", "n"), ("Ġ", "th"))
+MERGES = (
+    ("h", "e"),
+    ("l", "l"),
+    ("he", "ll"),
+    ("hell", "o"),
+    ("Ġ", "w"),
+    ("o", "r"),
+    ("Ġw", "or"),
+    ("t", "h"),
+    ("i", "n"),
+    ("Ġ", "th"),
+)
 CHAT_TEMPLATE = (
     "{%- for m in messages -%}"
     "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
@@ -29,7 +40,12 @@ CHAT_TEMPLATE = (
 VOCAB_SIZE = len(SPECIAL_TOKENS) + 256 + len(MERGES)
 FAMILIES: dict[str, dict[str, Any]] = {
     # grouped-query attention, a head of its own
-    "llama": {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "llama": {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
     # one KV head for all, a window on every layer
     "mistral": {
         "architectures": ["MistralForCausalLM"],
@@ -86,11 +102,16 @@ def tiny_config(family: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
 def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The tensors that a checkpoint with this config holds, by their public names."""
     hidden, inter = config["hidden_size"], config["intermediate_size"]
-    head_dim = config.get("head_dim") or (128 if config["model_type"] == "qwen3" else hidden // config["num_attention_heads"])
+    head_dim = config.get("head_dim") or (
+        128 if config["model_type"] == "qwen3" else hidden // config["num_attention_heads"]
+    )
     q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     attention_bias = config.get("attention_bias", False)
     qkv_bias = attention_bias or config["model_type"] == "qwen2"
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
         shapes[at + "input_layernorm.weight"] = shapes[at + "post_attention_layernorm.weight"] = (hidden,)

@@ -98,4 +98,6 @@ def test_when_the_server_becomes_half_as_fast_promises_are_kept_after_a_moment()
     served_half = [index for index in result.on_time if index >= 1000]
     assert len(late_half) < 0.03 * len(served_half)
     assert len(served_half) > 0.8 * optimum(trace, 1.2) * 1000
-    assert len([index for index in run(trace, FifoConfig(0.6, Rule.OPEN, slowdown=2.0)).on_time if index >= 1000]) < 0.4 * len(served_half)
+    assert len(
+        [index for index in run(trace, FifoConfig(0.6, Rule.OPEN, slowdown=2.0)).on_time if index >= 1000]
+    ) < 0.4 * len(served_half)

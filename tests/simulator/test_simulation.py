@@ -18,7 +18,10 @@ from headway_sim.traces import TraceRequest, at_rate
 
 # About 9,800 prefill tokens a second: 9 requests of the kind below.
 REPLICA = ReplicaConfig(
-    max_num_seqs=96, prefill_token_budget=512, step_time=replace(ACCELERATOR, per_row_above=9e-5, knee=96), num_blocks=8192
+    max_num_seqs=96,
+    prefill_token_budget=512,
+    step_time=replace(ACCELERATOR, per_row_above=9e-5, knee=96),
+    num_blocks=8192,
 )
 CLASS = PriorityClass("default", 0, Objectives(TtftObjective(2.0)))
 
@@ -39,7 +42,9 @@ def test_an_overload_that_comes_and_goes() -> None:
     rate = tokens * len(lengths) / sum(one.prompt_tokens for one in lengths)
     trace = alternating(lengths, (2 * rate, 0.5 * rate), period=10.0, cycles=10, seed=9)
     closed = CycleFigures.of(simulate(trace, config), 10.0, 10, tokens)
-    opened = CycleFigures.of(simulate(trace, replace(config, rule=Rule.OPEN, queue=UNBOUNDED, retries=0)), 10.0, 10, tokens)
+    opened = CycleFigures.of(
+        simulate(trace, replace(config, rule=Rule.OPEN, queue=UNBOUNDED, retries=0)), 10.0, 10, tokens
+    )
     assert closed.admitted_kept >= 0.95
     assert closed.work >= 0.9
     assert opened.admitted_kept < 0.5
@@ -87,7 +92,9 @@ def test_a_trace_that_fits_no_replica_has_no_capacity_and_says_so() -> None:
 
 def test_progress_rises_to_the_whole() -> None:
     heard: list[float] = []
-    simulate(at_rate(short_answers(40, seed=1), 10.0), SimulationConfig(classes=(CLASS,), replica=REPLICA), heard.append)
+    simulate(
+        at_rate(short_answers(40, seed=1), 10.0), SimulationConfig(classes=(CLASS,), replica=REPLICA), heard.append
+    )
     assert heard == sorted(heard)
     assert (len(heard), heard[-1]) == (40, 1.0)
 
@@ -101,7 +108,9 @@ def test_tpot_is_judged_where_it_is_promised_and_there_is_a_pace() -> None:
     assert figures.tpot_p50 is not None
     assert figures.tpot_p99 is not None
     assert 0 < figures.tpot_p50 <= figures.tpot_p99 < 0.05
-    strict = SimulationConfig(classes=(PriorityClass("default", 0, Objectives(TtftObjective(2.0), TpotObjective(0.001))),), replica=REPLICA)
+    strict = SimulationConfig(
+        classes=(PriorityClass("default", 0, Objectives(TtftObjective(2.0), TpotObjective(0.001))),), replica=REPLICA
+    )
     assert SimulationReport.of(simulate(trace, strict)).total.tpot_attainment == 0.0
     unpromised = SimulationConfig(classes=(CLASS,), replica=REPLICA)
     assert SimulationReport.of(simulate(trace, unpromised)).total.tpot_attainment is None
@@ -142,7 +151,9 @@ def test_when_replicas_become_half_as_fast_those_admitted_keep_their_promise() -
     trace = at_rate(lengths, 0.7 * rate)
     middle = trace[-1].at / 2
     slowed = SimulationReport.of(simulate(trace, replace(config, slowdowns=((middle, 2.0),))))
-    opened = SimulationReport.of(simulate(trace, replace(config, slowdowns=((middle, 2.0),), rule=Rule.OPEN, queue=UNBOUNDED)))
+    opened = SimulationReport.of(
+        simulate(trace, replace(config, slowdowns=((middle, 2.0),), rule=Rule.OPEN, queue=UNBOUNDED))
+    )
     assert slowed.total.slo_met is not None
     assert slowed.total.slo_met > 0.95
     assert (slowed.total.ttft_attainment or 0) > 0.75
@@ -162,9 +173,12 @@ def test_higher_classes_are_served_first_and_lower_ones_do_not_starve() -> None:
     served = [one for one in batch if one.first_token_at is not None]
     assert len(served) >= 10
     tokens = {
-        which.name: sum(o.request.prompt_tokens for o in run.attempts if o.slo is which and o.first_token_at) for which in (high, low)
+        which.name: sum(o.request.prompt_tokens for o in run.attempts if o.slo is which and o.first_token_at)
+        for which in (high, low)
     }
-    assert tokens["batch"] >= 0.05 * sum(tokens.values()), "about its share, although interactive work alone would fill the pool"
+    assert tokens["batch"] >= 0.05 * sum(tokens.values()), (
+        "about its share, although interactive work alone would fill the pool"
+    )
     # In order of arrival within the class.
     starts = [one.dispatched_at for one in batch if one.dispatched_at is not None]
     assert starts == sorted(starts)
@@ -183,7 +197,12 @@ def test_a_replica_that_comes_up_in_a_flood_is_not_trampled() -> None:
 
 def test_prefix_affinity_finds_more_in_the_caches_than_the_least_loaded_would() -> None:
     trace = [
-        replace(one, prompt_tokens=min(one.prompt_tokens, 16_000), output_tokens=max(1, one.output_tokens // 20), prefix=one.prefix[:31])
+        replace(
+            one,
+            prompt_tokens=min(one.prompt_tokens, 16_000),
+            output_tokens=max(1, one.output_tokens // 20),
+            prefix=one.prefix[:31],
+        )
         for one in synthetic("mooncake", 160, seed=9)
     ]
     patient = PriorityClass("default", 0, Objectives(TtftObjective(30.0)))

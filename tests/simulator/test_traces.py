@@ -23,7 +23,11 @@ def test_both_formats_are_read_in_order_of_arrival_from_zero(tmp_path: Path) -> 
     (tmp_path / "azure.csv").write_text(AZURE)
     (tmp_path / "mooncake.jsonl").write_text(MOONCAKE)
     azure = read(tmp_path / "azure.csv")
-    assert [(round(one.at, 3), one.prompt_tokens, one.output_tokens) for one in azure] == [(0, 4808, 10), (0.052, 3180, 8), (2.02, 110, 27)]
+    assert [(round(one.at, 3), one.prompt_tokens, one.output_tokens) for one in azure] == [
+        (0, 4808, 10),
+        (0.052, 3180, 8),
+        (2.02, 110, 27),
+    ]
     mooncake = read(tmp_path / "mooncake.jsonl")
     assert mooncake == [TraceRequest(0.0, 1000, 5, (0, 1)), TraceRequest(3.0, 1024, 1, (0, 2))]
 
@@ -43,7 +47,11 @@ def test_both_formats_are_read_in_order_of_arrival_from_zero(tmp_path: Path) -> 
         ("a.jsonl", "", "no request"),
         ("a.jsonl", "\udcff\udcfe", "a.jsonl: is not text"),
         ("a.jsonl", "[" * 100_000, "a.jsonl:1"),
-        ("a.jsonl", MOONCAKE + '{"timestamp": 1e999, "input_length": 1, "output_length": 1, "hash_ids": []}\n', "a.jsonl:3"),
+        (
+            "a.jsonl",
+            MOONCAKE + '{"timestamp": 1e999, "input_length": 1, "output_length": 1, "hash_ids": []}\n',
+            "a.jsonl:3",
+        ),
         ("a.jsonl", "[1, 2]\n", "a.jsonl:1"),
         ("a.txt", AZURE, ".csv or .jsonl"),
     ],
@@ -54,7 +62,8 @@ def test_what_is_not_a_trace_is_refused_by_file_and_line(tmp_path: Path, name: s
         read(tmp_path / name)
 
 
-# Rate, prompt mean / median / p99, output mean / median / p99, gap CV, busiest second over mean, ideal prefix hit, as published.
+# Rate, prompt mean / median / p99, output mean / median / p99, gap CV, busiest second over mean, ideal prefix hit, as
+# published.
 PUBLISHED = {
     "conv": (5.53, (1155, 1020, 4142), (211, 129, 601), 1.09, 2.9, 0.0),
     "code": (2.57, (2048, 1469, 7436), (28, 13, 251), 13.2, 26, 0.0),

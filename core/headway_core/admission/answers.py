@@ -16,7 +16,8 @@ class Dispatch:
     number: int
     """For the header `contract.DISPATCH`: ``f"{gateway}:{number}"``."""
     priority: int
-    """For the header `contract.PRIORITY`: its class's, or a higher one when it has aged, so that it does not starve in the engine."""
+    """For the header `contract.PRIORITY`: its class's, or a higher one when it has aged, so that it does not starve in
+    the engine."""
     prediction: Prediction
 
 
@@ -37,7 +38,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What has to be done now. An offered request appears once, in `dispatches` or in `shed`, unless it is cancelled."""
+    """What has to be done now. An offered request appears once, in `dispatches` or in `shed`, unless it is
+    cancelled."""
 
     dispatches: tuple[Dispatch, ...] = ()
     shed: tuple[Shed, ...] = ()

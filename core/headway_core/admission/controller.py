@@ -1,7 +1,7 @@
 """The decision at the door: `decide(request, load, slo, now)` → `Admit`, `Wait` or `Shed`.
 
-Deciding changes nothing and may be repeated. What the controller knows beside its arguments it learned through `offered`, `admitted`
-and `compare`: arrival rates and lengths per class and how wrong its predictions were.
+Deciding changes nothing and may be repeated. What the controller knows beside its arguments it learned through
+`offered`, `admitted` and `compare`: arrival rates and lengths per class and how wrong its predictions were.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ RHO_MAX = 0.95
 class AdmissionController:
     """One pool's door.
 
-    `margin`: a fixed fraction of the target to keep free; None: learned from past errors. `by_tokens`: weigh requests by their tokens.
-    `anticipate`: under Moore's rule, ask again at a request's turn whether those expected behind it are worth more (`turn`); not where
-    requests are weighed by their tokens, since then a long one is worth as much as the short ones that take its place.
+    `margin`: a fixed fraction of the target to keep free; None: learned from past errors. `by_tokens`: weigh requests
+    by their tokens. `anticipate`: under Moore's rule, ask again at a request's turn whether those expected behind it
+    are worth more (`turn`); not where requests are weighed by their tokens, since then a long one is worth as much as
+    the short ones that take its place.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class AdmissionController:
             self._appointments.book(request.uncached_tokens / load.prefill_rate, now)
 
     def compare(self, priority: int, predicted: float, actual: float) -> None:
-        """A TTFT that was predicted at arrival against what happened, or would have, to a request of this class; seconds."""
+        """A TTFT that was predicted at arrival against what happened, or would have, to a request of this class;
+        seconds."""
         self._errors.setdefault(priority, ErrorBook()).compare(predicted, actual)
 
     def errors(self, priority: int) -> ErrorBook:
@@ -90,7 +92,11 @@ class AdmissionController:
         target = request.target
         if target is None:
             return 0.0
-        return self._fixed_margin * target if self._fixed_margin is not None else self.errors(request.priority).margin(target)
+        return (
+            self._fixed_margin * target
+            if self._fixed_margin is not None
+            else self.errors(request.priority).margin(target)
+        )
 
     def higher_work(self, slo: Sequence[PriorityClass], now: float) -> dict[int, float]:
         """For `Load.higher_work`: the prefill tokens per second that classes above each one offer.
@@ -101,7 +107,8 @@ class AdmissionController:
         return {known.priority: sum(rate for rank, rate in rates.items() if rank > known.priority) for known in slo}
 
     def saturated(self, load: Load, now: float) -> bool:
-        """The rate rule λ·s̄ > C·ρ_max: TTFT will break although no queue need be visible yet. A signal to scale, never a reason to shed."""
+        """The rate rule λ·s̄ > C·ρ_max: TTFT will break although no queue need be visible yet. A signal to scale, never
+        a reason to shed."""
         capacity = load.prefill_rate
         if capacity is None:
             return False
@@ -114,7 +121,12 @@ class AdmissionController:
     # ------------------------------------------------------------ deciding
 
     def decide(
-        self, request: Request, load: Load, slo: Sequence[PriorityClass], now: float, matches: Mapping[str, int] | None = None
+        self,
+        request: Request,
+        load: Load,
+        slo: Sequence[PriorityClass],
+        now: float,
+        matches: Mapping[str, int] | None = None,
     ) -> Decision:
         """What to do with `request`, which may be new or waiting already.
 
@@ -128,7 +140,8 @@ class AdmissionController:
             route = choose(request, load, matches) if not load.waiting else None
             return Admit(route.replica, route.prediction) if route is not None else Wait(math.inf, UNKNOWN)
         if not load.waiting and self.rule is Rule.MOORE and not load.higher_work.get(request.priority):
-            # Nobody stands before it and nobody behind: what the replica that takes it now would make of it is all there is to know.
+            # Nobody stands before it and nobody behind: what the replica that takes it now would make of it is all
+            # there is to know.
             route = choose(request, load, matches)
             if route is not None and self._in_time(request, route.prediction, now):
                 return Admit(route.replica, route.prediction)
@@ -150,10 +163,11 @@ class AdmissionController:
         return Wait(self._expiry(request, prediction), prediction, verdict)
 
     def turn(self, request: Request, load: Load, slo: Sequence[PriorityClass], now: float) -> Shed | None:
-        """Asked when `request`, one of `load.waiting`, could be sent: its refusal if it should not start, None to send it.
+        """Asked when `request`, one of `load.waiting`, could be sent: its refusal if it should not start, None to send
+        it.
 
-        One that was refused before and came back is not refused for arrivals that are only expected. A gateway that sees only part of
-        what is offered refuses too few here, never too many.
+        One that was refused before and came back is not refused for arrivals that are only expected. A gateway that
+        sees only part of what is offered refuses too few here, never too many.
         """
         if not self._anticipates or load.draining or request.retry or request.target is None or len(load.waiting) < 2:
             return None
@@ -164,26 +178,36 @@ class AdmissionController:
         carried = lengths.carried(load.prefill_rate * left_for(request.priority, load, shares), now)
         if carried is None or request.uncached_tokens <= carried:
             return None
-        wait = behind([other for other in load.waiting if other.priority >= request.priority], request, load, shares).prefill_wait
+        wait = behind(
+            [other for other in load.waiting if other.priority >= request.priority], request, load, shares
+        ).prefill_wait
         if wait is None or not not_worth_starting(request.uncached_tokens, carried, wait / request.target):
             return None
         return self._shed(request, ShedReason.OUTRANKED, 0.0, now)
 
     def review(self, load: Load, slo: Sequence[PriorityClass], now: float) -> tuple[Shed, ...]:
-        """Those that wait whose promise can no longer be kept, since replicas were lost or became slower than was predicted."""
+        """Those that wait whose promise can no longer be kept, since replicas were lost or became slower than was
+        predicted."""
         if self.rule is not Rule.MOORE or not load.replicas:
             return ()
         given_up = moore(load.waiting, load, _shares(slo), now, self.margin, by_tokens=self.by_tokens)
         return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0, now) for one in given_up)
 
     def shed(self, request: Request, reason: ShedReason, load: Load, slo: Sequence[PriorityClass], now: float) -> Shed:
-        """The answer for a request that cannot stay for `reason`, with a Retry-After for the backlog of this instant."""
-        ahead = [other for other in load.waiting if other.priority >= request.priority and other.request_id != request.request_id]
+        """The answer for a request that cannot stay for `reason`, with a Retry-After for the backlog of this
+        instant."""
+        ahead = [
+            other
+            for other in load.waiting
+            if other.priority >= request.priority and other.request_id != request.request_id
+        ]
         backlog = behind(ahead, request, load, _shares(slo))
         if not load.replicas:
             return self._shed(request, reason, 0.0, now)
         # As if it came now: what counts is when a repetition would fit, not how late this one is.
-        excess = math.inf if backlog.ttft is None else backlog.ttft - (request.target or math.inf) + self.margin(request)
+        excess = (
+            math.inf if backlog.ttft is None else backlog.ttft - (request.target or math.inf) + self.margin(request)
+        )
         return self._shed(request, reason, excess, now, backlog)
 
     def expected(self, order: Sequence[Request], load: Load, slo: Sequence[PriorityClass], now: float) -> float | None:
@@ -191,7 +215,9 @@ class AdmissionController:
         ttft = behind(order[:-1], order[-1], load, _shares(slo)).ttft
         return None if ttft is None else now + ttft
 
-    def _look(self, order: Sequence[Request], place: int, load: Load, shares: Mapping[int, float], now: float) -> tuple[Prediction, bool]:
+    def _look(
+        self, order: Sequence[Request], place: int, load: Load, shares: Mapping[int, float], now: float
+    ) -> tuple[Prediction, bool]:
         """What the request at `place` meets, and (for Moore's rule) whether nobody in `order` would be late."""
         request = order[place]
         if self.rule is not Rule.MOORE:
@@ -200,7 +226,9 @@ class AdmissionController:
         if laid_out.first_late(order[:place], now, self.margin) is not None:
             return behind(order[:place], request, load, shares), False
         prediction = laid_out.add(request)
-        return prediction, self._in_time(request, prediction, now) and laid_out.first_late(order[place + 1 :], now, self.margin) is None
+        return prediction, self._in_time(request, prediction, now) and laid_out.first_late(
+            order[place + 1 :], now, self.margin
+        ) is None
 
     def _verdict(
         self,
@@ -221,7 +249,11 @@ class AdmissionController:
         if self.rule is Rule.QUEUED_TOKENS:
             wait = prediction.prefill_wait
             excess = None if wait is None else now + wait - request.deadline + self.margin(request)
-            return self._shed(request, ShedReason.PREFILL_WAIT, excess, now, prediction) if excess is not None and excess > 0 else ()
+            return (
+                self._shed(request, ShedReason.PREFILL_WAIT, excess, now, prediction)
+                if excess is not None and excess > 0
+                else ()
+            )
         if self.rule is Rule.LITTLES_LAW or late_by is None:
             # Also where no prediction is possible: what was admitted so far is known even then.
             ahead = place + sum(replica.waiting_at(request.priority) for replica in load.replicas)
@@ -239,13 +271,16 @@ class AdmissionController:
         given_up = moore(order, load, shares, now, self.margin, newcomer=request.request_id, by_tokens=self.by_tokens)
         if any(one.request_id == request.request_id for one in given_up):
             late = late_by is not None and late_by > 0
-            return self._shed(request, prediction.binding if late else ShedReason.OUTRANKED, late_by or 0.0, now, prediction)
+            return self._shed(
+                request, prediction.binding if late else ShedReason.OUTRANKED, late_by or 0.0, now, prediction
+            )
         return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0, now) for one in given_up)
 
     def _late_by(self, request: Request, prediction: Prediction, now: float) -> float | None:
         """Seconds by which it would miss its target less the margin; None when that is unknown.
 
-        A wait that alone is too long is reason enough, whatever is unknown beside it: where outputs dominate, C may never be measured.
+        A wait that alone is too long is reason enough, whatever is unknown beside it: where outputs dominate, C may
+        never be measured.
         """
         latest = request.deadline - self.margin(request) + TOLERANCE
         ttft = prediction.ttft
@@ -263,10 +298,14 @@ class AdmissionController:
         """The last instant at which sending it can still keep its promise."""
         return request.deadline - (prediction.own or 0.0) - prediction.iteration
 
-    def _shed(self, request: Request, reason: ShedReason, excess: float, now: float, prediction: Prediction = UNKNOWN) -> Shed:
+    def _shed(
+        self, request: Request, reason: ShedReason, excess: float, now: float, prediction: Prediction = UNKNOWN
+    ) -> Shed:
         contended = reason not in (ShedReason.NO_REPLICA, ShedReason.DRAINING)
         seconds = max(0.0, excess) + (self._appointments.wait(now) if contended else 0.0)
-        return Shed(request.request_id, reason, retry_after(seconds, spread(self._seed, request.request_id)), prediction)
+        return Shed(
+            request.request_id, reason, retry_after(seconds, spread(self._seed, request.request_id)), prediction
+        )
 
 
 def _shares(slo: Sequence[PriorityClass]) -> dict[int, float]:

@@ -1,6 +1,8 @@
-"""The door of one pool, put together: queue, fleet, controller and prefix index, in the order in which a request meets them.
+"""The door of one pool, put together: queue, fleet, controller and prefix index, in the order in which a request meets
+them.
 
-Gateway and simulator drive this same object with their own clock. It opens no connection and wakes nobody: what it decides it returns.
+Gateway and simulator drive this same object with their own clock. It opens no connection and wakes nobody: what it
+decides it returns.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class _Shadow:
 
 
 class Door:
-    """One pool's door. Ask `turns` again after every call that frees something, and every few milliseconds while anything waits."""
+    """One pool's door. Ask `turns` again after every call that frees something, and every few milliseconds while
+    anything waits."""
 
     def __init__(
         self,
@@ -70,7 +73,8 @@ class Door:
     # ------------------------------------------------------------ the path of a request
 
     def offer(self, request: Request, now: float) -> Answers:
-        """A new request. It is dispatched at once, kept waiting (in no list of the answer) or shed; others may be shed for it."""
+        """A new request. It is dispatched at once, kept waiting (in no list of the answer) or shed; others may be shed
+        for it."""
         matches = self.prefixes.matches(request.prefix)
         if matches and request.prefix_chunk_tokens:
             cached = min(request.prompt_tokens - 1, int(max(matches.values()) * request.prefix_chunk_tokens))
@@ -103,7 +107,9 @@ class Door:
         for request in self.queue.expire(now):
             load = self.load(now)
             self._forget(request.request_id)
-            shed.append(self._refuse(request, ShedReason.QUEUE_TIME if load.replicas else ShedReason.NO_REPLICA, load, now))
+            shed.append(
+                self._refuse(request, ShedReason.QUEUE_TIME if load.replicas else ShedReason.NO_REPLICA, load, now)
+            )
         if self._review:
             self._review = False
             load = self.load(now)
@@ -142,9 +148,11 @@ class Door:
         return tuple(found)
 
     def ended(self, request_id: int, now: float, server_error: bool = False) -> None:
-        """It is over, however it ended: answered, refused by the runtime, cancelled, timed out. Asking twice does no harm.
+        """It is over, however it ended: answered, refused by the runtime, cancelled, timed out. Asking twice does no
+        harm.
 
-        `server_error`: the connect failed, the runtime answered 5xx, or the connection broke. Never for what a client did.
+        `server_error`: the connect failed, the runtime answered 5xx, or the connection broke. Never for what a client
+        did.
         """
         self._forget(request_id)
         if self.queue.leave(request_id) is not None:
@@ -159,8 +167,8 @@ class Door:
     def again(self, request: Request, now: float, tried: Sequence[str]) -> Answers:
         """Another replica for a request whose first one failed before any content (`ended` was told).
 
-        It is dispatched to one that is not in `tried`, or waits for one at its old place until its deadline, or is shed when there is
-        none.
+        It is dispatched to one that is not in `tried`, or waits for one at its old place until its deadline, or is shed
+        when there is none.
         """
         load = Load(self.fleet.loads(now, exclude=tried))
         route = choose(request, load, self.prefixes.matches(request.prefix))
@@ -224,7 +232,11 @@ class Door:
             priority = max(other.priority for other in self.queue.turns(now))
         for request in self.queue.line(first.priority):
             load = Load(self.fleet.loads(now, exclude=self._tried.get(request.request_id, ())))
-            served_as = request if priority == request.priority else replace(request, slo=replace(request.slo, priority=priority))
+            served_as = (
+                request
+                if priority == request.priority
+                else replace(request, slo=replace(request.slo, priority=priority))
+            )
             route = choose(served_as, load, self.prefixes.matches(request.prefix))
             if route is not None:
                 return request, route, priority
@@ -264,7 +276,8 @@ class Door:
         self._tried.pop(request_id, None)
 
     def _displace(self, request: Request, load: Load, now: float) -> list[Shed] | None:
-        """Makes room in a full queue out of lower classes, the lowest and latest first; None when that would not be enough."""
+        """Makes room in a full queue out of lower classes, the lowest and latest first; None when that would not be
+        enough."""
         lower = [other for other in reversed(self.queue.order()) if other.priority < request.priority]
         count, size = len(self.queue), self.queue.bytes
         limits = self.queue.limits

@@ -1,8 +1,9 @@
-"""The replicas of a pool as one gateway knows them: their last reports, and what it sent that those reports have not seen.
+"""The replicas of a pool as one gateway knows them: their last reports, and what it sent that those reports have not
+seen.
 
-Every dispatch to a replica has a number that grows by one. A report says the highest number seen from each gateway, so exactly the
-later ones are added to what it says. Between reports the backlog drains at the replica's own rate C. Only this file knows how old
-what it says is; decisions read `loads`.
+Every dispatch to a replica has a number that grows by one. A report says the highest number seen from each gateway, so
+exactly the later ones are added to what it says. Between reports the backlog drains at the replica's own rate C. Only
+this file knows how old what it says is; decisions read `loads`.
 """
 
 from __future__ import annotations
@@ -170,7 +171,8 @@ class Fleet:
         self.outliers.forget(replica)
 
     def dispatch(self, replica: str, priority: int, uncached_tokens: int, now: float) -> int:
-        """Books a request as sent, with the priority it is served at; the number belongs into the header `contract.DISPATCH`."""
+        """Books a request as sent, with the priority it is served at; the number belongs into the header
+        `contract.DISPATCH`."""
         known = self._replicas[replica]
         known.numbers += 1
         sent = known.sent[known.numbers] = _Sent(priority, uncached_tokens, now)
@@ -200,8 +202,9 @@ class Fleet:
     def loads(self, now: float, exclude: Collection[str] = ()) -> tuple[ReplicaLoad, ...]:
         """Those that may be chosen now, as they are thought to be at this instant.
 
-        Fresh, ready, neither cordoned nor ejected. When fewer than half of the ready replicas are fresh it is the reporting that failed,
-        not the replicas: the set of the last good moment stays in force, and what is sent keeps being added to what was last known.
+        Fresh, ready, neither cordoned nor ejected. When fewer than half of the ready replicas are fresh it is the
+        reporting that failed, not the replicas: the set of the last good moment stays in force, and what is sent keeps
+        being added to what was last known.
         """
         horizon = now - STALE_INTERVALS * self.interval
         ready = {name: known for name, known in self._replicas.items() if known.report.state is ReplicaState.READY}
@@ -209,7 +212,9 @@ class Fleet:
         if 2 * len(fresh) >= len(ready):
             self._frozen = fresh
         allowed = [
-            name for name, known in ready.items() if name in self._frozen and name not in self.cordoned and not known.report.cordoned
+            name
+            for name, known in ready.items()
+            if name in self._frozen and name not in self.cordoned and not known.report.cordoned
         ]
         out = self.outliers.ejected(allowed, now)
         return tuple([self._load(name, now) for name in allowed if name not in out and name not in exclude])
@@ -249,17 +254,22 @@ class Fleet:
 
 
 def _classes(report: RuntimeReport, hint: LoadHint) -> tuple[ClassLoad, ...]:
-    """The classes of the last full report, with the hint's tokens and totals; what a hint cannot say per class stays as it was."""
+    """The classes of the last full report, with the hint's tokens and totals; what a hint cannot say per class stays as
+    it was."""
     waiting = {load.priority: load.waiting for load in report.classes}
     running = {load.priority: load.running for load in report.classes}
     _settle(waiting, hint.waiting, hint.remaining_prefill_tokens)
     _settle(running, hint.running, hint.remaining_prefill_tokens)
     ranks = sorted({*waiting, *running, *hint.remaining_prefill_tokens}, reverse=True)
-    return tuple(ClassLoad(rank, waiting.get(rank, 0), running.get(rank, 0), hint.remaining_prefill_tokens.get(rank, 0)) for rank in ranks)
+    return tuple(
+        ClassLoad(rank, waiting.get(rank, 0), running.get(rank, 0), hint.remaining_prefill_tokens.get(rank, 0))
+        for rank in ranks
+    )
 
 
 def _settle(counts: dict[int, int], total: int, present: Collection[int]) -> None:
-    """Brings the sum of `counts` to `total`: more go to the highest class that has work there, fewer come off the highest first."""
+    """Brings the sum of `counts` to `total`: more go to the highest class that has work there, fewer come off the
+    highest first."""
     missing = total - sum(counts.values())
     if missing > 0:
         rank = max(present, default=max(counts, default=0))

@@ -16,13 +16,16 @@ WIDEST = 0.5
 
 @dataclass(slots=True)
 class ErrorBook:
-    """Signed errors, predicted - actual seconds, of the latest `MEMORY` comparisons of one class, admitted and shed alike.
+    """Signed errors, predicted - actual seconds, of the latest `MEMORY` comparisons of one class, admitted and shed
+    alike.
 
-    An error taken from admitted requests alone is biased: those that were predicted too early got in, those too late did not.
+    An error taken from admitted requests alone is biased: those that were predicted too early got in, those too late
+    did not.
     """
 
     quantile: float = 0.75
-    """Share of comparisons that the margin covers. Half is the median error; each step above gives up some who would have made it."""
+    """Share of comparisons that the margin covers. Half is the median error; each step above gives up some who would
+    have made it."""
     _errors: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MEMORY))
     _margins: dict[float, float] = field(default_factory=dict)
     """Target → margin, until the next comparison that counts for it."""
@@ -52,7 +55,8 @@ class ErrorBook:
     def margin(self, target: float) -> float:
         """Seconds to keep free before `target`; 0 until `MIN_SAMPLES` comparisons were made.
 
-        Taken over the comparisons predicted at `NEAR` times the target or later: near the target errors matter, and they grow with it.
+        Taken over the comparisons predicted at `NEAR` times the target or later: near the target errors matter, and
+        they grow with it.
         """
         known = self._margins.get(target)
         if known is None:

@@ -1,7 +1,8 @@
-"""Ejection of replicas that fail: after consecutive server errors, for a time that grows, never more than half of them at once.
+"""Ejection of replicas that fail: after consecutive server errors, for a time that grows, never more than half of them
+at once.
 
-A server error is a failed connect, a 5xx answer, a reset. What a client did wrong (4xx) or undid (a closed connection) proves nothing
-about the replica and is never reported here.
+A server error is a failed connect, a 5xx answer, a reset. What a client did wrong (4xx) or undid (a closed connection)
+proves nothing about the replica and is never reported here.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Outliers:
             del self._health[replica]
 
     def server_error(self, replica: str, now: float) -> bool:
-        """Counts one; True when the replica is out from now on. The n-th ejection in a row lasts 2^(n-1) times the first."""
+        """Counts one; True when the replica is out from now on. The n-th ejection in a row lasts 2^(n-1) times the
+        first."""
         health = self._health.setdefault(replica, _Health())
         if now < health.until:
             return False  # the last of those that were on their way when it was ejected
@@ -59,7 +61,8 @@ class Outliers:
         self._health.pop(replica, None)
 
     def ejected(self, replicas: Collection[str], now: float) -> frozenset[str]:
-        """Those of `replicas` that are out now: at most half of them, the latest offenders first; a lone replica is never out."""
+        """Those of `replicas` that are out now: at most half of them, the latest offenders first; a lone replica is
+        never out."""
         out = [replica for replica in replicas if (health := self._health.get(replica)) and now < health.until]
         out.sort(key=lambda replica: (-self._health[replica].until, replica))
         return frozenset(out[: len(replicas) // 2])

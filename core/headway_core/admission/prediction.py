@@ -1,7 +1,8 @@
 """Predicted TTFT = max(prefill wait, slot wait, block wait) + own uncached tokens / C + one iteration.
 
 * prefill wait: prefill tokens ahead (its class and above, and what higher classes are still expected to send) / C;
-* slot wait: max(0, ahead + 1 - free slots) / X, where X = n / W is Little's law, measured: where outputs dominate, this is the wait;
+* slot wait: max(0, ahead + 1 - free slots) / X, where X = n / W is Little's law, measured: where outputs dominate, this
+  is the wait;
 * block wait: likewise from blocks free and blocks released per second.
 
 What an unknown rate would have to divide stays unknown (None); a wait of nothing at all is zero whatever the rate.
@@ -22,7 +23,8 @@ TOLERANCE = 1e-9
 """Seconds: what sums of floating-point numbers may be off."""
 
 Margins = Callable[[Request], float]
-"""Seconds before its deadline that a request's first token is wanted. Equal for requests of one class with equal targets."""
+"""Seconds before its deadline that a request's first token is wanted. Equal for requests of one class with equal
+targets."""
 
 
 class Late(NamedTuple):
@@ -36,7 +38,8 @@ class Late(NamedTuple):
 
 
 def predict(request: Request, replica: ReplicaLoad) -> Prediction:
-    """What the request meets if it is sent to this replica now, with `request.cached_tokens` of its prompt in the cache there."""
+    """What the request meets if it is sent to this replica now, with `request.cached_tokens` of its prompt in the cache
+    there."""
     ahead = replica.backlog_at(request.priority)
     seats = replica.waiting_at(request.priority) + 1 - replica.slots_at(request.priority)
     blocks = ahead / replica.block_size + replica.blocks(request) - replica.free_blocks
@@ -52,12 +55,13 @@ def predict(request: Request, replica: ReplicaLoad) -> Prediction:
 class Forecast:
     """Lays waiting requests over the pool, in service order, and says for each when its first token comes.
 
-    Each goes to the replica whose prefill is ready first (list scheduling); slots and blocks are counted over the pool. Feed requests
-    with falling priority: what a lower class finds in the engines, a higher one passes by.
+    Each goes to the replica whose prefill is ready first (list scheduling); slots and blocks are counted over the pool.
+    Feed requests with falling priority: what a lower class finds in the engines, a higher one passes by.
     """
 
     def __init__(self, load: Load, shares: Mapping[int, float]) -> None:
-        """`shares`: priority → fraction of the pool guaranteed to that class; it bounds what higher classes can be charged for."""
+        """`shares`: priority → fraction of the pool guaranteed to that class; it bounds what higher classes can be
+        charged for."""
         self._load = load
         self._shares = shares
         replicas = load.replicas
@@ -93,8 +97,8 @@ class Forecast:
     def first_late(self, requests: Iterable[Request], now: float, margins: Margins) -> Late | None:
         """Adds `requests` until one would miss its deadline less its margin; None: all are in time, as far as is known.
 
-        An unknown wait counts as none: the true figure is that or more. The same figures as `add`, without an object for each: this is
-        the part of a decision that grows with the queue.
+        An unknown wait counts as none: the true figure is that or more. The same figures as `add`, without an object
+        for each: this is the part of a decision that grows with the queue.
         """
         since = now + self._iteration
         per_seat = 1.0 / self._completions if self._completions else 0.0
@@ -134,7 +138,9 @@ class Forecast:
         return Prediction(
             prefill_wait=None if ready is None else ready * self._stretch,
             slot_wait=_over((self._queued - self._seats) * self._stretch, self._completions),
-            block_wait=0.0 if self._idle and self._queued == 1 else _over(self._blocks - self._free_blocks, self._releases),
+            block_wait=0.0
+            if self._idle and self._queued == 1
+            else _over(self._blocks - self._free_blocks, self._releases),
             own=own,
             iteration=self._iteration,
         )
@@ -174,7 +180,8 @@ def with_cached(request: Request, tokens: int) -> Request:
 
 
 def _over(amount: float, rate: float | None) -> float | None:
-    """amount / rate: 0 when there is nothing to wait for, None when there is and the rate is unknown or nothing moves."""
+    """amount / rate: 0 when there is nothing to wait for, None when there is and the rate is unknown or nothing
+    moves."""
     if amount <= 0:
         return 0.0
     return amount / rate if rate else None

@@ -1,7 +1,8 @@
-"""Which replica probably holds which prompt heads in its prefix cache: approximate, from what was sent where; bounded memory.
+"""Which replica probably holds which prompt heads in its prefix cache: approximate, from what was sent where; bounded
+memory.
 
-The runtime's own cache is the truth; this is a guess that costs nothing when wrong but a slower prefill. Digests are seeded by the
-tenant's salt, as in the runtime, so that two tenants' equal prompts do not attract each other.
+The runtime's own cache is the truth; this is a guess that costs nothing when wrong but a slower prefill. Digests are
+seeded by the tenant's salt, as in the runtime, so that two tenants' equal prompts do not attract each other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ MAX_CHUNKS = 256
 
 
 def prefix_chain(prompt: bytes, salt: bytes = b"", chunk: int = CHUNK_BYTES) -> tuple[bytes, ...]:
-    """Chained digests (8 bytes each) of the whole chunks at the prompt's head: equal i-th digests mean equal first i chunks.
+    """Chained digests (8 bytes each) of the whole chunks at the prompt's head: equal i-th digests mean equal first i
+    chunks.
 
     `salt`: `contract.tenant_salt`, at most 16 bytes.
     """
@@ -42,7 +44,8 @@ class PrefixIndex:
         return len(self._holders)
 
     def sent(self, prefix: Sequence[Hashable], replica: str) -> None:
-        """A prompt with this chain went to `replica`. Longer heads are forgotten before the shorter ones they stand on."""
+        """A prompt with this chain went to `replica`. Longer heads are forgotten before the shorter ones they stand
+        on."""
         for digest in reversed(prefix):
             self._holders.setdefault(digest, set()).add(replica)
             self._holders.move_to_end(digest)

@@ -1,12 +1,14 @@
-"""Requests that wait at the door: bounded in number, bytes and seconds; classes with shares and ageing, so that none starves.
+"""Requests that wait at the door: bounded in number, bytes and seconds; classes with shares and ageing, so that none
+starves.
 
-Turns go to the highest class that waits, with one exception. A class that is passed over earns credit: its share of the tokens that
-others were given. When its oldest request has waited for `ageing` seconds and the credit pays for that request, it has the next turn.
-So a request of class k that c_k tokens of its own class stand before waits at most
+Turns go to the highest class that waits, with one exception. A class that is passed over earns credit: its share of the
+tokens that others were given. When its oldest request has waited for `ageing` seconds and the credit pays for that
+request, it has the next turn. So a request of class k that c_k tokens of its own class stand before waits at most
 
     ageing + (c_k + its own tokens) · (Σ shares / shares_k) / C    plus the dispatch that is under way
 
-seconds, whatever higher classes send, where Σ goes over the classes that wait. Within a class the order is that of arrival, always.
+seconds, whatever higher classes send, where Σ goes over the classes that wait. Within a class the order is that of
+arrival, always.
 
 Every request leaves exactly once: by `leave` (its turn, given up, cancelled) or by `expire`.
 """
@@ -25,7 +27,8 @@ AGEING = 5.0
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What may wait at once, over all classes; `seconds` is the longest wait of a class without a `max_queue_time` of its own."""
+    """What may wait at once, over all classes; `seconds` is the longest wait of a class without a `max_queue_time` of
+    its own."""
 
     requests: int = 2048
     bytes: int = 256 * 1024 * 1024
@@ -147,9 +150,12 @@ class WaitingQueue:
         return self._expiries[0][0] if self._expiries else None
 
     def order(self) -> Sequence[Request]:
-        """All that wait, highest class first, then by arrival: the order that predictions are laid out in. Not to be changed."""
+        """All that wait, highest class first, then by arrival: the order that predictions are laid out in. Not to be
+        changed."""
         if self._order is None:
-            self._order = [request for rank in sorted(self._lines, reverse=True) for request in self._lines[rank].entries.values()]
+            self._order = [
+                request for rank in sorted(self._lines, reverse=True) for request in self._lines[rank].entries.values()
+            ]
         return self._order
 
     def turns(self, now: float) -> Iterator[Request]:
@@ -167,7 +173,8 @@ class WaitingQueue:
         return iter(line.entries.values()) if line else iter(())
 
     def served(self, request: Request) -> None:
-        """Books a turn that `request` (which has left) was given: it pays from its own class's credit, the others earn."""
+        """Books a turn that `request` (which has left) was given: it pays from its own class's credit, the others
+        earn."""
         own = self._lines.get(request.priority)
         if own is not None:
             own.credit = max(0.0, own.credit - request.uncached_tokens)

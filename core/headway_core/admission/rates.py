@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RateMeter:
-    """Amount per second, over about the last `span` seconds. Unknown until something was seen over a tenth of `span`."""
+    """Amount per second, over about the last `span` seconds. Unknown until something was seen over a tenth of
+    `span`."""
 
     span: float = 30.0
     _sum: float = 0.0

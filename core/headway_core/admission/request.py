@@ -15,7 +15,8 @@ from headway_core.slo import PriorityClass
 class Request:
     """One request, judged by the promise in force when it arrived.
 
-    `request_id` is the gateway's own number for it, never a client's string. `arrival` in seconds of the gateway's clock.
+    `request_id` is the gateway's own number for it, never a client's string. `arrival` in seconds of the gateway's
+    clock.
     """
 
     request_id: int
@@ -26,7 +27,8 @@ class Request:
     size_bytes: int = 0
     """What it occupies while it waits."""
     retry: bool = False
-    """An SDK marked it as a repetition: it does not count as demand, and is not as easily turned away again (`rules.RETURN_WEIGHT`)."""
+    """An SDK marked it as a repetition: it does not count as demand, and is not as easily turned away again
+    (`rules.RETURN_WEIGHT`)."""
     cached_tokens: int = 0
     """Prompt tokens that some replica probably holds (`prefixes.PrefixIndex`); fewer than `prompt_tokens`."""
     prefix: tuple[Hashable, ...] = ()
@@ -46,7 +48,10 @@ class Request:
         if self.prompt_tokens < 1 or self.size_bytes < 0 or not math.isfinite(self.arrival):
             raise ValueError(f"a request has at least one token, no negative size and a finite arrival, not {self}")
         if not 0 <= self.cached_tokens < self.prompt_tokens:
-            raise ValueError(f"cached tokens lie in [0, {self.prompt_tokens}): the last one is always computed, not {self.cached_tokens}")
+            raise ValueError(
+                f"cached tokens lie in [0, {self.prompt_tokens}): the last one is always computed, not "
+                f"{self.cached_tokens}"
+            )
         ttft = self.slo.objectives.ttft
         target = None if ttft is None else ttft.limit(self.prompt_tokens)
         object.__setattr__(self, "target", target)
@@ -84,7 +89,11 @@ class Prediction(NamedTuple):
     @property
     def at_least(self) -> float:
         """Seconds to the first token as far as they are known: the true figure is this or more."""
-        return max(self.prefill_wait or 0.0, self.slot_wait or 0.0, self.block_wait or 0.0) + (self.own or 0.0) + self.iteration
+        return (
+            max(self.prefill_wait or 0.0, self.slot_wait or 0.0, self.block_wait or 0.0)
+            + (self.own or 0.0)
+            + self.iteration
+        )
 
     @property
     def binding(self) -> ShedReason:

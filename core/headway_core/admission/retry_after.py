@@ -1,4 +1,5 @@
-"""Retry-After: when it would fit, as a whole number of seconds, spread so that those told the same do not come back together."""
+"""Retry-After: when it would fit, as a whole number of seconds, spread so that those told the same do not come back
+together."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ LONGEST = 60
 SPREAD = 0.5
 """The jitter: up to this much of the wait is added."""
 SPREAD_AT_BOUND = 5.0
-"""Seconds: the jitter of the bound itself, downwards, so that a long outage does not end in one instant. No more: everybody whose wait is
-longer than what is left of the bound is told to come back too early, and comes back in vain."""
+"""Seconds: the jitter of the bound itself, downwards, so that a long outage does not end in one instant. No more:
+everybody whose wait is longer than what is left of the bound is told to come back too early, and comes back in vain."""
 RETURN_SHARE = 0.33
 """Of the pool's capacity, set aside in thought for those who were told to come back."""
 
@@ -35,8 +36,9 @@ def retry_after(excess: float, jitter: float, shortest: int = SHORTEST, longest:
 class Appointments:
     """When the next one that is told to come back would find room, if all that were told before do come back.
 
-    Capacity is promised to fresh requests first, so those who return get `RETURN_SHARE` of it: their work queues up, as it were, before
-    a server of that speed. Without this everybody who is refused during an overload returns at once, into the same overload.
+    Capacity is promised to fresh requests first, so those who return get `RETURN_SHARE` of it: their work queues up, as
+    it were, before a server of that speed. Without this everybody who is refused during an overload returns at once,
+    into the same overload.
     """
 
     _until: float = -math.inf
@@ -51,6 +53,7 @@ class Appointments:
 
 
 def spread(seed: int, request_id: int) -> float:
-    """A number in [0, 1) that is the same whenever the same question is asked again: deciding stays free of side effects."""
+    """A number in [0, 1) that is the same whenever the same question is asked again: deciding stays free of side
+    effects."""
     digest = hashlib.blake2b(f"{seed}:{request_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

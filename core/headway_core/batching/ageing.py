@@ -1,9 +1,10 @@
 """Nobody waits for ever: the sequence that has waited longest past the policy's patience goes before everybody.
 
-Waiting and being paused count, over all its pauses together, and only for those that a later arrival has overtaken: a long queue alone is
-no injustice. One sequence at a time is promoted, whatever its class, and keeps that place until it ends. So under endless load of higher
-classes a low one still ends: after `patience` seconds of waiting, plus the time that those take that were overdue before it, one after
-the other. And the toll on the higher classes is one sequence's share, never more.
+Waiting and being paused count, over all its pauses together, and only for those that a later arrival has overtaken: a
+long queue alone is no injustice. One sequence at a time is promoted, whatever its class, and keeps that place until it
+ends. So under endless load of higher classes a low one still ends: after `patience` seconds of waiting, plus the time
+that those take that were overdue before it, one after the other. And the toll on the higher classes is one sequence's
+share, never more.
 """
 
 from __future__ import annotations

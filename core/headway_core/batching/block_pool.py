@@ -1,8 +1,8 @@
 """The KV cache as numbered blocks: who holds which, which content can be found again, which may be reused.
 
-Blocks are counted by reference. A full block never changes again, so it may be *published* under the digest of everything up to its end,
-and others hold it too. When nobody holds a published block it stays findable until its room is needed; the least recently released
-goes first. Nothing here knows what a block contains.
+Blocks are counted by reference. A full block never changes again, so it may be *published* under the digest of
+everything up to its end, and others hold it too. When nobody holds a published block it stays findable until its room
+is needed; the least recently released goes first. Nothing here knows what a block contains.
 
 At any moment a block is in exactly one place:
 
@@ -57,7 +57,8 @@ class BlockPool:
         return self.freed_by(())
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
-        """The published blocks of the longest run of `digests` from the first. Changes nothing: `hold` them before the next `allocate`."""
+        """The published blocks of the longest run of `digests` from the first. Changes nothing: `hold` them before the
+        next `allocate`."""
         found: list[int] = []
         for digest in digests:
             block = self._published.get(digest)
@@ -97,7 +98,8 @@ class BlockPool:
         return taken
 
     def publish(self, block: int, digest: bytes) -> None:
-        """Makes a held block that is full and computed findable. When its content is known already, the block known first stays."""
+        """Makes a held block that is full and computed findable. When its content is known already, the block known
+        first stays."""
         if not self._references[block]:
             raise ValueError(f"block {block} is held by nobody: it cannot be published")
         if self._digest[block] is None and digest not in self._published:
@@ -105,9 +107,11 @@ class BlockPool:
             self._digest[block] = digest
 
     def release(self, blocks: Sequence[int], after: int = -1) -> None:
-        """Gives back one reference on each block, once plan `after` is complete: until then it may still be read or written.
+        """Gives back one reference on each block, once plan `after` is complete: until then it may still be read or
+        written.
 
-        `blocks` is a block table from its beginning: its end is the first to be forgotten, since it is of no use without the beginning.
+        `blocks` is a block table from its beginning: its end is the first to be forgotten, since it is of no use
+        without the beginning.
         """
         if after > self._completed:
             self._leaving.setdefault(after, []).extend(reversed(blocks))

@@ -66,7 +66,8 @@ class Books:
         return -(-tokens // self.block_size)
 
     def find(self, seq: Sequence) -> list[int]:
-        """The cached blocks that `seq` could begin with. Never all of it: its last token has to be computed to know the next."""
+        """The cached blocks that `seq` could begin with. Never all of it: its last token has to be computed to know the
+        next."""
         if not self.prefix_caching:
             return []
         most = (seq.num_tokens - 1) // self.block_size
@@ -82,7 +83,8 @@ class Books:
             self._wait(seq, now)
 
     def start(self, seq: Sequence, hits: list[int], blocks: int, now: float) -> int:
-        """A waiting sequence gets a row, which is returned, and `blocks` blocks, of which it finds `hits` in the cache."""
+        """A waiting sequence gets a row, which is returned, and `blocks` blocks, of which it finds `hits` in the
+        cache."""
         self.waiting.remove(seq)
         self.ageing.working(seq, now)
         self.tally.take_out(seq)
@@ -171,7 +173,9 @@ class Books:
         self.tally.check(self.sequences.values())
         rows = {seq.row for seq in running}
         if None in rows or len(rows) != len(running) or len(rows) + len(self._free_rows) != self._rows:
-            raise AssertionError(f"{len(running)} run in rows {rows}, {len(self._free_rows)} of {self._rows} rows are free")
+            raise AssertionError(
+                f"{len(running)} run in rows {rows}, {len(self._free_rows)} of {self._rows} rows are free"
+            )
         ranks = Counter(map(self.policy.rank, running))
         if ranks != self.running_ranks:
             raise AssertionError(f"{ranks} run, and the books say {self.running_ranks}")
@@ -181,7 +185,9 @@ class Books:
             runs = seq.state is State.RUNNING
             places = (seq.seq_id in self.prefilling) + (seq.seq_id in self.decoding)
             if places != runs or runs != (seq.row is not None) or runs != bool(seq.blocks):
-                raise AssertionError(f"sequence {seq.seq_id} is {seq.state.value} and holds what it should not, or not what it should")
+                raise AssertionError(
+                    f"sequence {seq.seq_id} is {seq.state.value} and holds what it should not, or not what it should"
+                )
             if seq.num_computed + seq.num_inflight > len(seq.blocks) * self.block_size:
                 raise AssertionError(f"sequence {seq.seq_id} has too few blocks for what it computed")
 
@@ -205,6 +211,7 @@ class Books:
         self.deadlines.leave(seq)
 
     def _next_epoch(self) -> int:
-        # One count for all sequences: should an owner use a number again, results of the old sequence are not taken for the new one's.
+        # One count for all sequences: should an owner use a number again, results of the old sequence are not taken for
+        # the new one's.
         self._epochs += 1
         return self._epochs

@@ -1,8 +1,8 @@
 """The promised pace of those that decode: which TPOT target an iteration has to keep.
 
-Counted from the actual first token, not from the promised one: a first token that came early must not become slack that one long prefill
-swallows. A sequence is past recovery when its last token would be late even if every iteration from now on carried no prefill; it leaves
-the minimum then, or it would starve prefill for ever without gaining anything.
+Counted from the actual first token, not from the promised one: a first token that came early must not become slack that
+one long prefill swallows. A sequence is past recovery when its last token would be late even if every iteration from
+now on carried no prefill; it leaves the minimum then, or it would starve prefill for ever without gaining anything.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class TokenDeadlines:
     def tightest(self, fastest: float, now: float) -> float | None:
         """The smallest target, seconds, that somebody can still keep; None when there is none.
 
-        `fastest`: seconds that an iteration takes at least. Those past recovery are dropped on the way: each is looked at in vain once.
+        `fastest`: seconds that an iteration takes at least. Those past recovery are dropped on the way: each is looked
+        at in vain once.
         """
         for target in sorted(self._by_target):
             for seq in list(self._by_target[target].values()):
@@ -43,6 +44,7 @@ class TokenDeadlines:
 
 
 def last_deadline(seq: Sequence, target: float, now: float) -> float:
-    """When its last token is due: first token + (most tokens it can generate - 1)·TPOT. Before its first token, as if that came now."""
+    """When its last token is due: first token + (most tokens it can generate - 1)·TPOT. Before its first token, as if
+    that came now."""
     first = now if seq.first_token_at is None else seq.first_token_at
     return first + (seq.num_outputs + seq.remaining_outputs - 1) * target

@@ -1,8 +1,9 @@
 """Names for the content of KV blocks: each full block is named by the digest of everything up to its end.
 
-blake2b over (the digest before it, its token ids as little-endian int32), salted; never ``hash()``, which differs between processes and can
-be collided at will. The salt, at most 16 bytes, is the tenant's (`headway_core.contract.tenant_salt`), so that nobody learns by timing what
-others asked. Only hashing: what is cached under a digest is `headway_core.batching.block_pool`'s business.
+blake2b over (the digest before it, its token ids as little-endian int32), salted; never ``hash()``, which differs
+between processes and can be collided at will. The salt, at most 16 bytes, is the tenant's
+(`headway_core.contract.tenant_salt`), so that nobody learns by timing what others asked. Only hashing: what is cached
+under a digest is `headway_core.batching.block_pool`'s business.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ DIGEST_BYTES = 16
 def extend_digests(digests: list[bytes], token_ids: Sequence[int], block_size: int, salt: bytes = b"") -> None:
     """Appends the digests of the full blocks of `token_ids` that `digests` does not have yet.
 
-    `token_ids` are all tokens known so far, prompt first; what `digests` names already is not hashed again, so extending a sequence by a
-    token costs nothing until a block is full. A numpy array of integers will do: it is sliced block by block.
+    `token_ids` are all tokens known so far, prompt first; what `digests` names already is not hashed again, so
+    extending a sequence by a token costs nothing until a block is full. A numpy array of integers will do: it is sliced
+    block by block.
 
     Raises:
         struct.error: a token id is no int32.

@@ -1,4 +1,5 @@
-"""One iteration while it is being drawn up: decodes first, then prefill in order, evicting on the way where the rules allow it.
+"""One iteration while it is being drawn up: decodes first, then prefill in order, evicting on the way where the rules
+allow it.
 
 The rules are stated on top of `headway_core.batching.scheduler`.
 """
@@ -62,7 +63,8 @@ class Draft:
             self._steady = max(0, min(least_left - 2, least_slack - 1 + blocks_each * block_size))
 
     def _make_room_for_one(self, seq: Sequence) -> bool:
-        """Whether a block is available for this decode, after evictions if need be. False: it sits this iteration out, or was evicted."""
+        """Whether a block is available for this decode, after evictions if need be. False: it sits this iteration out,
+        or was evicted."""
         pool = self._books.pool
         while not pool.available:
             if pool.coming:
@@ -173,7 +175,8 @@ class Draft:
     # ------------------------------------------------------------ evictions
 
     def _evict_for(self, seq: Sequence, short: int, hits: list[int], lacks_slot: bool) -> int:
-        """Evicts lower classes until `seq` has a slot and the `short` blocks that it lacks; nobody if that cannot be. Returns how many."""
+        """Evicts lower classes until `seq` has a slot and the `short` blocks that it lacks; nobody if that cannot be.
+        Returns how many."""
         pool, kept = self._books.pool, frozenset(hits)
 
         def enough(victims: Listing[Sequence]) -> bool:

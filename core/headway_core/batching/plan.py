@@ -1,7 +1,8 @@
-"""What the scheduler asks of an executor, and what it is told back. Integers only: a plan can be sent to other processes as it is.
+"""What the scheduler asks of an executor, and what it is told back. Integers only: a plan can be sent to other
+processes as it is.
 
-`Item`, `Outcome` and `Event` are named tuples because every running sequence has one of each in every iteration, and a frozen dataclass
-takes three times as long to make.
+`Item`, `Outcome` and `Event` are named tuples because every running sequence has one of each in every iteration, and a
+frozen dataclass takes three times as long to make.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The knobs of an iteration. They may change between any two iterations; lowering them drains down, nothing is killed."""
+    """The knobs of an iteration. They may change between any two iterations; lowering them drains down, nothing is
+    killed."""
 
     max_num_seqs: int
     prefill_token_budget: int
@@ -52,22 +54,25 @@ class Item(NamedTuple):
     samples: bool
     """The last computed token's logits give a new token: only after the last known token of the sequence."""
     new_blocks: tuple[int, ...]
-    """Blocks appended to the row's block table now; in the first item of an epoch the whole table, shared prefix blocks included."""
+    """Blocks appended to the row's block table now; in the first item of an epoch the whole table, shared prefix blocks
+    included."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """One iteration. `freed_rows` held sequences that left since the last plan: free them first, an item may use one of them again."""
+    """One iteration. `freed_rows` held sequences that left since the last plan: free them first, an item may use one of
+    them again."""
 
     plan_id: int
     items: tuple[Item, ...]
     freed_rows: tuple[int, ...]
     shape: Shape
     stable_for: int = 0
-    """How many further iterations would be the same pure decode, if nobody arrived, was cancelled or ended before max_tokens: lets a
-    simulator jump with `Scheduler.fast_forward`."""
+    """How many further iterations would be the same pure decode, if nobody arrived, was cancelled or ended before
+    max_tokens: lets a simulator jump with `Scheduler.fast_forward`."""
     prefill_budget: int = 0
-    """Prefill tokens that this iteration might have carried; 0 when it carries none. Filled means that prefill was what limited."""
+    """Prefill tokens that this iteration might have carried; 0 when it carries none. Filled means that prefill was what
+    limited."""
 
 
 class Outcome(NamedTuple):
@@ -80,7 +85,8 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """An executed plan: an `Outcome` for each item with `samples`, and the seconds that it took (None when not measured)."""
+    """An executed plan: an `Outcome` for each item with `samples`, and the seconds that it took (None when not
+    measured)."""
 
     plan_id: int
     outcomes: tuple[Outcome, ...]

@@ -1,6 +1,8 @@
-"""What differs between one way of serving and another: the order, who may be evicted, and how much prefill an iteration carries.
+"""What differs between one way of serving and another: the order, who may be evicted, and how much prefill an iteration
+carries.
 
-The scheduler keeps the books and the rules that hold for all of them; a policy has an opinion and no state of its own about sequences.
+The scheduler keeps the books and the rules that hold for all of them; a policy has an opinion and no state of its own
+about sequences.
 """
 
 from __future__ import annotations
@@ -38,13 +40,15 @@ class Policy(Protocol):
 
     @property
     def patience(self) -> float | None:
-        """Seconds of waiting after which a sequence goes before everybody (`headway_core.batching.ageing`); None: never."""
+        """Seconds of waiting after which a sequence goes before everybody (`headway_core.batching.ageing`); None:
+        never."""
 
     def order(self, seq: Sequence, /) -> Key:
         """Smaller goes first."""
 
     def rank(self, seq: Sequence, /) -> int:
-        """Its class when it comes to evicting: only a lower rank gives way to a newcomer, and the lowest gives way first."""
+        """Its class when it comes to evicting: only a lower rank gives way to a newcomer, and the lowest gives way
+        first."""
 
     def budget(self, view: View, now: float, /) -> int:
         """Most prefill tokens for this iteration, at least 1; the scheduler also keeps its own limit."""
@@ -53,7 +57,9 @@ class Policy(Protocol):
 class StepTimes(Protocol):
     """What a policy wants to know of `headway_core.latency.StepTimeModel`."""
 
-    def largest_prefill(self, limit_seconds: float, decode_rows: int, context_tokens: int, *, start: int, at_most: int) -> int | None:
+    def largest_prefill(
+        self, limit_seconds: float, decode_rows: int, context_tokens: int, *, start: int, at_most: int
+    ) -> int | None:
         """Most prefill tokens that fit beside these decodes within the limit; None when nothing is known yet."""
 
     def decode_seconds(self, decode_rows: int, context_tokens: int) -> float | None:
@@ -62,7 +68,8 @@ class StepTimes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fcfs:
-    """First come, first served, without preemption: room for the whole length is set aside; the first that does not fit holds up all."""
+    """First come, first served, without preemption: room for the whole length is set aside; the first that does not fit
+    holds up all."""
 
     preempts: bool = False
     patience: float | None = None
@@ -82,7 +89,8 @@ class Fcfs:
 
 @dataclass(frozen=True, slots=True)
 class ShortestJobFirst:
-    """The least remaining work first, prefill and most possible output together, whatever the class. Ageing keeps long jobs alive."""
+    """The least remaining work first, prefill and most possible output together, whatever the class. Ageing keeps long
+    jobs alive."""
 
     preempts: bool = True
     patience: float | None = 30.0
@@ -102,7 +110,8 @@ class ShortestJobFirst:
 
 @dataclass(frozen=True, slots=True)
 class PriorityPreemptive:
-    """The default: by class, in it the preempted first, then by arrival. A higher class takes slots and blocks from a lower one."""
+    """The default: by class, in it the preempted first, then by arrival. A higher class takes slots and blocks from a
+    lower one."""
 
     preempts: bool = True
     patience: float | None = 60.0
@@ -124,9 +133,9 @@ class PriorityPreemptive:
 class DynamicSplit(PriorityPreemptive):
     """Priority with preemption, and as much prefill as the decodes' promised pace leaves room for.
 
-    The budget is the largest p with t(p, n, c) within the tightest TPOT target that a running sequence can still keep, whatever slack it
-    has, and within `longest_iteration`, since an iteration is the atom of cancelling. It is never below `least_budget`: prefill that
-    waits gets on.
+    The budget is the largest p with t(p, n, c) within the tightest TPOT target that a running sequence can still keep,
+    whatever slack it has, and within `longest_iteration`, since an iteration is the atom of cancelling. It is never
+    below `least_budget`: prefill that waits gets on.
     """
 
     step_times: StepTimes = field(kw_only=True)
@@ -141,5 +150,7 @@ class DynamicSplit(PriorityPreemptive):
             return most
         target = view.deadlines.tightest(fastest, now)
         seconds = self.longest_iteration if target is None else min(target, self.longest_iteration)
-        fitting = self.step_times.largest_prefill(seconds, view.decode_rows, view.context_tokens, start=view.prefill_start, at_most=most)
+        fitting = self.step_times.largest_prefill(
+            seconds, view.decode_rows, view.context_tokens, start=view.prefill_start, at_most=most
+        )
         return most if fitting is None else max(self.least_budget, fitting)

@@ -1,6 +1,7 @@
 """Who is evicted when blocks or slots run short. Pure choices; the scheduler carries them out.
 
-* The lowest class first; in it the one with the least sunk, that is the fewest tokens to compute again; then the youngest.
+* The lowest class first; in it the one with the least sunk, that is the fewest tokens to compute again; then the
+  youngest.
 * Never a class above the one that asks, never the promoted one.
 * Never the oldest of the highest class that runs, so that somebody always gets to the end.
 * Never one that was preempted `SHIELDED_AFTER` times while another can be found.
@@ -20,15 +21,19 @@ Rank = Callable[[Sequence], int]
 
 
 def oldest(running: Iterable[Sequence], rank: Rank) -> Sequence:
-    """The one that must get to its end: the promoted one, or else the oldest of the highest class. `running` is not empty."""
+    """The one that must get to its end: the promoted one, or else the oldest of the highest class. `running` is not
+    empty."""
     return min(running, key=lambda seq: (not seq.promoted, -rank(seq), seq.arrival, seq.seq_id))
 
 
 def victim_for_growth(asking: Sequence, running: Listing[Sequence], rank: Rank) -> Sequence | None:
-    """Who gives way so that the running sequence `asking` gets its next block; it may be itself. None: nobody may be evicted."""
+    """Who gives way so that the running sequence `asking` gets its next block; it may be itself. None: nobody may be
+    evicted."""
     kept = oldest(running, rank)
     own = rank(asking)
-    candidates = [seq for seq in running if seq is not kept and (rank(seq) <= own or asking.promoted) and not seq.promoted]
+    candidates = [
+        seq for seq in running if seq is not kept and (rank(seq) <= own or asking.promoted) and not seq.promoted
+    ]
     return min(candidates, key=lambda seq: _reluctance(seq, rank), default=None)
 
 
@@ -38,7 +43,8 @@ def victims_for_start(
     rank: Rank,
     enough: Callable[[Listing[Sequence]], bool],
 ) -> list[Sequence]:
-    """The fewest needed of those that must give way before `asking` can start, in order of reluctance; empty when no choice is enough."""
+    """The fewest needed of those that must give way before `asking` can start, in order of reluctance; empty when no
+    choice is enough."""
     if not running:
         return []
     kept = oldest(running, rank)
@@ -62,4 +68,10 @@ def victims_for_start(
 
 
 def _reluctance(seq: Sequence, rank: Rank) -> tuple[bool, int, int, float, int]:
-    return (seq.preemptions >= SHIELDED_AFTER, rank(seq), seq.num_computed + seq.num_inflight, -seq.arrival, -seq.seq_id)
+    return (
+        seq.preemptions >= SHIELDED_AFTER,
+        rank(seq),
+        seq.num_computed + seq.num_inflight,
+        -seq.arrival,
+        -seq.seq_id,
+    )

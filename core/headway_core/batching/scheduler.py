@@ -1,21 +1,25 @@
 """Who is in the next iteration. The rules:
 
-1.  Every running decode is in every iteration; prefill gets what the budget leaves, in order: by default class, preempted first, arrival,
-    a partial prefill or a new one alike. A partial prefill that gets nothing is paused and keeps its row and blocks.
-2.  The budget is the smaller of the limit and what the policy says. At most `max_num_seqs` run. Lowering the limits ends nobody: above the
-    new limit nobody starts, except in exchange for a lower class, one for one.
-3.  A sequence starts or resumes only with blocks for all its known tokens and the next one, and takes them at once. So prefill never lacks
-    blocks; only a decode that grows does. Whoever is first in order and does not fit holds up those behind it.
-4.  A decode that lacks a block evicts (`headway_core.batching.preemption`): the lowest class, least sunk, perhaps itself; never the oldest.
-    A waiting higher class evicts a lower one for a slot or for blocks. An evicted sequence computes its tokens again when it resumes.
-5.  A sequence starts only if a block stays free for each that runs, unless a lower class runs; after its k-th eviction it resumes only
-    if 2^k more do (as far as the pool has them). Therefore its own class evicts it at most 1 + log2(blocks of the pool) times: after
-    so many it starts in an otherwise empty pool, is the oldest of its class from then on, and the oldest is never evicted. Higher
-    classes may evict it more often, until it has waited `patience` seconds in all: then it is promoted, goes before everybody, and is
-    not evicted any more (`headway_core.batching.ageing`).
-6.  `schedule` may be called again before `complete`: a decode then continues on the token that is still being sampled. What such a plan
-    computes for a sequence that has ended or was evicted is dropped, and blocks given up are not used again before the plans that touch
-    them are complete.
+1.  Every running decode is in every iteration; prefill gets what the budget leaves, in order: by default class,
+    preempted first, arrival, a partial prefill or a new one alike. A partial prefill that gets nothing is paused and
+    keeps its row and blocks.
+2.  The budget is the smaller of the limit and what the policy says. At most `max_num_seqs` run. Lowering the limits
+    ends nobody: above the new limit nobody starts, except in exchange for a lower class, one for one.
+3.  A sequence starts or resumes only with blocks for all its known tokens and the next one, and takes them at once. So
+    prefill never lacks blocks; only a decode that grows does. Whoever is first in order and does not fit holds up those
+    behind it.
+4.  A decode that lacks a block evicts (`headway_core.batching.preemption`): the lowest class, least sunk, perhaps
+    itself; never the oldest. A waiting higher class evicts a lower one for a slot or for blocks. An evicted sequence
+    computes its tokens again when it resumes.
+5.  A sequence starts only if a block stays free for each that runs, unless a lower class runs; after its k-th eviction
+    it resumes only if 2^k more do (as far as the pool has them). Therefore its own class evicts it at most 1 +
+    log2(blocks of the pool) times: after so many it starts in an otherwise empty pool, is the oldest of its class from
+    then on, and the oldest is never evicted. Higher classes may evict it more often, until it has waited `patience`
+    seconds in all: then it is promoted, goes before everybody, and is not evicted any more
+    (`headway_core.batching.ageing`).
+6.  `schedule` may be called again before `complete`: a decode then continues on the token that is still being sampled.
+    What such a plan computes for a sequence that has ended or was evicted is dropped, and blocks given up are not used
+    again before the plans that touch them are complete.
 
 Counts, numbers and digests only. The clock is the caller's.
 """
@@ -89,7 +93,8 @@ class Scheduler:
         self.limits = limits
 
     def schedule(self, now: float) -> IterationPlan | None:
-        """The next iteration, or None when there is nothing to compute (or nothing before a plan in flight is complete)."""
+        """The next iteration, or None when there is nothing to compute (or nothing before a plan in flight is
+        complete)."""
         self._plan_id += 1
         self._stable_for = 0
         overdue = self._books.ageing.overdue(now)
@@ -104,10 +109,12 @@ class Scheduler:
         return plan
 
     def complete(self, result: IterationResult, now: float) -> tuple[Event, ...]:
-        """Takes the result of the oldest plan in flight; returns what has happened to sequences since the last call, evictions included.
+        """Takes the result of the oldest plan in flight; returns what has happened to sequences since the last call,
+        evictions included.
 
         Raises:
-            ValueError: it is not the oldest plan in flight, or an item that sampled has no outcome. Nothing is changed then.
+            ValueError: it is not the oldest plan in flight, or an item that sampled has no outcome. Nothing is changed
+            then.
         """
         plan = next(iter(self._in_flight.values()), None)
         if plan is None or plan.plan_id != result.plan_id:
@@ -115,7 +122,9 @@ class Scheduler:
         outcomes = {(seq_id, epoch): finished for seq_id, epoch, finished in result.outcomes}
         for seq_id, epoch, _, _, _, samples, _ in plan.items:
             if samples and (seq_id, epoch) not in outcomes:
-                raise ValueError(f"plan {plan.plan_id} sampled for sequence {seq_id}, and the result has no outcome for it")
+                raise ValueError(
+                    f"plan {plan.plan_id} sampled for sequence {seq_id}, and the result has no outcome for it"
+                )
         del self._in_flight[plan.plan_id]
         books = self._books
         books.pool.complete(plan.plan_id)
@@ -150,9 +159,11 @@ class Scheduler:
         return tuple(events)
 
     def fast_forward(self, iterations: int) -> None:
-        """Does as if the plan that was completed last had run so many times more and nobody had ended: a simulator's jump.
+        """Does as if the plan that was completed last had run so many times more and nobody had ended: a simulator's
+        jump.
 
-        No events are returned, and blocks that the sequences grew by are in no plan, so this is not for executors that keep block tables.
+        No events are returned, and blocks that the sequences grew by are in no plan, so this is not for executors that
+        keep block tables.
 
         Raises:
             ValueError: more than what is left of the plan's `stable_for`, or something happened since then.

@@ -1,14 +1,15 @@
 """What one replica can carry: from its measured step time and the mix of requests to knobs and requests per second.
 
-In steady state `n` decoding sequences finish n/ō requests an iteration, and as many must be prefilled: s̄·n/ō tokens, of which the budget
-keeps the share ρ busy. An iteration must end within the TPOT target T. With the straight line t = a + b·p + d·n + e·n·c̄ this gives::
+In steady state `n` decoding sequences finish n/ō requests an iteration, and as many must be prefilled: s̄·n/ō tokens,
+of which the budget keeps the share ρ busy. An iteration must end within the TPOT target T. With the straight line t = a
++ b·p + d·n + e·n·c̄ this gives::
 
-    n* = (T - a) / (b·s̄/(ρ·ō) + d + e·c̄)        sequences
-    p* = n*·s̄/(ρ·ō)                              prefill tokens an iteration, and no less than TTFT or one KV block needs
-    λ* = n*/(ō·T)                                requests per second
+    n* = (T - a) / (b·s̄/(ρ·ō) + d + e·c̄)        sequences p* = n*·s̄/(ρ·ō)                              prefill tokens
+    an iteration, and no less than TTFT or one KV block needs λ* = n*/(ō·T)                                requests per
+    second
 
-The measured model has a knee, prefill pairs and sampled rows besides (`contract.StepTimeReport`), so n* is found by bisection on that
-model; on a straight line the answer is the formula's.
+The measured model has a knee, prefill pairs and sampled rows besides (`contract.StepTimeReport`), so n* is found by
+bisection on that model; on a straight line the answer is the formula's.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Binding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The mean request: tokens. `prompt` and `cached` of the prompt, `output`, and `context` held by a decoding sequence."""
+    """The mean request: tokens. `prompt` and `cached` of the prompt, `output`, and `context` held by a decoding
+    sequence."""
 
     prompt: float
     cached: float
@@ -140,9 +142,11 @@ def say(seconds: float) -> str:
 
 
 def step_seconds(model: StepTimeReport, load: Workload, prefill: float, sequences: float) -> float:
-    """Seconds of an iteration with `prefill` prompt tokens of this workload beside `sequences` decoding ones (both may be fractions).
+    """Seconds of an iteration with `prefill` prompt tokens of this workload beside `sequences` decoding ones (both may
+    be fractions).
 
-    A prompt token sees the tokens before it: (cached + prompt)/2 on average. Each prompt that completes samples one row.
+    A prompt token sees the tokens before it: (cached + prompt)/2 on average. Each prompt that completes samples one
+    row.
     """
     rows = prefill + sequences
     return (
@@ -165,14 +169,17 @@ def solve(
     experience: Experience | None = None,
     rho: float = RHO,
 ) -> ReplicaCapacity | Unreachable:
-    """The largest number of sequences whose iterations keep TPOT while prefill keeps up with the mix, and what goes with it.
+    """The largest number of sequences whose iterations keep TPOT while prefill keeps up with the mix, and what goes
+    with it.
 
     `experience` None: the model is believed at any size.
     """
     limit = promise.tpot or ITERATION_LIMIT
     alone = step_seconds(model, load, 0.0, 1.0)
     if promise.tpot is not None and alone > promise.tpot:
-        return Unreachable("TPOTUnreachable", f"TPOT {say(promise.tpot)} unreachable: one sequence already takes {say(alone)}")
+        return Unreachable(
+            "TPOTUnreachable", f"TPOT {say(promise.tpot)} unreachable: one sequence already takes {say(alone)}"
+        )
     smallest, most = _budget_range(bounds.prefill_token_budget, capacity, experience)
     fits_beside_one = _largest(lambda p: step_seconds(model, load, p, 1.0) - limit, most)
     floor = 1.0
@@ -181,7 +188,8 @@ def solve(
         if quickest > promise.ttft:
             return Unreachable(
                 "TTFTUnreachable",
-                f"TTFT {say(promise.ttft)} unreachable: the {load.prefill:.0f} prefill tokens of a mean prompt take {say(quickest)} "
+                f"TTFT {say(promise.ttft)} unreachable: the {load.prefill:.0f} prefill tokens of a mean prompt "
+                f"take {say(quickest)} "
                 f"in iterations of {say(limit)}",
             )
         floor = load.prefill * limit / (promise.ttft * PREFILL_SHARE_OF_TTFT)
@@ -193,20 +201,38 @@ def solve(
 
     held = math.ceil((load.prompt + load.output) / capacity.block_size)
     caps = [
-        (capacity.total_blocks / held, Binding.KV, f"{capacity.total_blocks} KV blocks hold sequences of {held} blocks each"),
-        (float(capacity.max_num_seqs), Binding.CAPACITY, f"the replicas were started with max_num_seqs {capacity.max_num_seqs}"),
+        (
+            capacity.total_blocks / held,
+            Binding.KV,
+            f"{capacity.total_blocks} KV blocks hold sequences of {held} blocks each",
+        ),
+        (
+            float(capacity.max_num_seqs),
+            Binding.CAPACITY,
+            f"the replicas were started with max_num_seqs {capacity.max_num_seqs}",
+        ),
         (most / per_sequence, Binding.PREFILL, f"{most:.0f} prefill tokens an iteration feed no more"),
     ]
     if bounds.max_num_seqs.max is not None:
         highest = bounds.max_num_seqs.max
         caps.append((float(highest), Binding.BOUNDS, f"spec.bounds.maxNumSeqs.max is {highest}"))
     if experience is not None:
-        caps.append((experience.sequences, Binding.EXPERIENCE, f"no more than {experience.sequences:.0f} sequences were tried so far"))
+        caps.append(
+            (
+                experience.sequences,
+                Binding.EXPERIENCE,
+                f"no more than {experience.sequences:.0f} sequences were tried so far",
+            )
+        )
     cap, binding, message = min(caps, key=lambda entry: entry[0])
     keeps = _largest(lambda n: step_seconds(model, load, budget(n), n) - limit, cap)
     if keeps < cap * (1 - 1e-9):
         binding = Binding.TPOT if promise.tpot is not None else Binding.ITERATION
-        what = f"TPOT {say(limit)}" if promise.tpot is not None else f"an iteration of at most {say(limit)} (no TPOT objective)"
+        what = (
+            f"TPOT {say(limit)}"
+            if promise.tpot is not None
+            else f"an iteration of at most {say(limit)} (no TPOT objective)"
+        )
         message = f"{what} is reached with {keeps:.3g} sequences and {budget(keeps):.0f} prefill tokens an iteration"
     sequences, p = keeps, budget(keeps)
     out_of_bounds = None
@@ -225,10 +251,13 @@ def solve(
 def _budget_range(bounds: Range, capacity: Capacity, experience: Experience | None) -> tuple[float, float]:
     """(least, most) prefill tokens of an iteration that the knob may ask for.
 
-    The least is a KV block, or `bounds.min`: a mix of short or cached prompts needs next to none on average, and a prompt that is neither
-    must still get through. Sequences are not sized for it, since the knob is a ceiling: the engine gives less where TPOT leaves less.
+    The least is a KV block, or `bounds.min`: a mix of short or cached prompts needs next to none on average, and a
+    prompt that is neither must still get through. Sequences are not sized for it, since the knob is a ceiling: the
+    engine gives less where TPOT leaves less.
     """
-    most = float(capacity.prefill_token_budget if bounds.max is None else min(capacity.prefill_token_budget, bounds.max))
+    most = float(
+        capacity.prefill_token_budget if bounds.max is None else min(capacity.prefill_token_budget, bounds.max)
+    )
     least = min(most, float(max(capacity.block_size, bounds.min or 1)))
     return least, most if experience is None else max(least, min(most, experience.prefill_tokens))
 
@@ -236,7 +265,8 @@ def _budget_range(bounds: Range, capacity: Capacity, experience: Experience | No
 def _largest(excess: Callable[[float], float], high: float) -> float:
     """The largest x in [0, high] with excess(x) <= 0, to one part in a million; 0 when there is none.
 
-    `excess` grows with x and is made of a few straight pieces, so regula falsi with the Illinois correction needs a handful of steps.
+    `excess` grows with x and is made of a few straight pieces, so regula falsi with the Illinois correction needs a
+    handful of steps.
     """
     over = excess(high)
     if over <= 0:

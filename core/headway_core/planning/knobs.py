@@ -1,10 +1,12 @@
-"""Which `max_num_seqs` and prefill token budget a pool should have. Knobs follow the mix and the targets, never the load.
+"""Which `max_num_seqs` and prefill token budget a pool should have. Knobs follow the mix and the targets, never the
+load.
 
 `plan_knobs` is all that `headway up` needs. `plan` uses its two halves, because there replicas take turns with knobs:
 
-1. `estimate`: what one replica of the pool can carry, from fresh reports; a lower median, so that one odd replica has no veto.
-2. `settle`: the knobs to have. Moves only when the median of the estimates of one window left the dead band around the knobs decided
-   last, and at most once a window; a new generation of the object clears both.
+1. `estimate`: what one replica of the pool can carry, from fresh reports; a lower median, so that one odd replica has
+   no veto.
+2. `settle`: the knobs to have. Moves only when the median of the estimates of one window left the dead band around the
+   knobs decided last, and at most once a window; a new generation of the object clears both.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Estimate:
 
     capacity: ReplicaCapacity | None = None
     cautious_rate: float | None = None
-    """λ* when nothing beyond `GROWTH` times the largest iteration ever seen is believed: the rate for taking replicas away."""
+    """λ* when nothing beyond `GROWTH` times the largest iteration ever seen is believed: the rate for taking replicas
+    away."""
     unreachable: Unreachable | None = None
     unknown: str = ""
     """Why nothing can be said, for people."""
@@ -51,7 +54,8 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class KnobPlan:
-    """The knobs to have, why, and the memory for the next call. `knobs` equals the ones in force when nothing is to change."""
+    """The knobs to have, why, and the memory for the next call. `knobs` equals the ones in force when nothing is to
+    change."""
 
     knobs: Knobs
     changed: bool
@@ -62,9 +66,16 @@ class KnobPlan:
 
 
 def plan_knobs(
-    replicas: Sequence[Replica], slo: ServingSLO, current: Knobs, *, memory: KnobMemory, now: float, stale_after: float = 15.0
+    replicas: Sequence[Replica],
+    slo: ServingSLO,
+    current: Knobs,
+    *,
+    memory: KnobMemory,
+    now: float,
+    stale_after: float = 15.0,
 ) -> KnobPlan:
-    """Estimate and settle in one call, for whoever has knobs alone to turn. `current`: the knobs of the policy written last."""
+    """Estimate and settle in one call, for whoever has knobs alone to turn. `current`: the knobs of the policy written
+    last."""
     found = estimate(replicas, slo, memory.decided or current, stale_after)
     return settle(found, replicas, slo, current, memory=memory, now=now)
 
@@ -93,10 +104,17 @@ def estimate(replicas: Sequence[Replica], slo: ServingSLO, current: Knobs, stale
     refused: list[Unreachable] = []
     for report, model in measured:
         tried = Experience(
-            max(seen.sequences, float(current.max_num_seqs or report.effective.max_num_seqs or report.capacity.max_num_seqs)),
+            max(
+                seen.sequences,
+                float(current.max_num_seqs or report.effective.max_num_seqs or report.capacity.max_num_seqs),
+            ),
             max(
                 seen.prefill_tokens,
-                float(current.prefill_token_budget or report.effective.prefill_token_budget or report.capacity.prefill_token_budget),
+                float(
+                    current.prefill_token_budget
+                    or report.effective.prefill_token_budget
+                    or report.capacity.prefill_token_budget
+                ),
             ),
         )
         answer = solve(model, load, promise, report.capacity, bounds=slo.bounds, experience=tried)
@@ -117,7 +135,14 @@ def estimate(replicas: Sequence[Replica], slo: ServingSLO, current: Knobs, stale
 
 
 def settle(
-    found: Estimate, replicas: Sequence[Replica], slo: ServingSLO, current: Knobs, *, memory: KnobMemory, now: float, may_move: bool = True
+    found: Estimate,
+    replicas: Sequence[Replica],
+    slo: ServingSLO,
+    current: Knobs,
+    *,
+    memory: KnobMemory,
+    now: float,
+    may_move: bool = True,
 ) -> KnobPlan:
     """The knobs to have. `may_move` False: somebody else's turn, so the decision is only remembered."""
     if memory.generation != slo.generation:
@@ -135,7 +160,10 @@ def settle(
         budget=statistics.median(entry[2] for entry in memory.estimates),
     )
     found = replace(found, capacity=smooth)
-    wanted = Knobs(slo.bounds.max_num_seqs.clip(smooth.max_num_seqs), slo.bounds.prefill_token_budget.clip(smooth.prefill_token_budget))
+    wanted = Knobs(
+        slo.bounds.max_num_seqs.clip(smooth.max_num_seqs),
+        slo.bounds.prefill_token_budget.clip(smooth.prefill_token_budget),
+    )
     in_force = _in_force(base, replicas)
     message = f"max_num_seqs {wanted.max_num_seqs} is bound by {capacity.binding.value}: {capacity.message}"
     if _within(in_force.max_num_seqs, smooth.sequences, SEQUENCES_BAND) and _within(
@@ -144,7 +172,11 @@ def settle(
         return KnobPlan(base, False, message, found, memory)
     if not may_move or (memory.moved_at is not None and now - memory.moved_at < slo.window):
         return KnobPlan(
-            base, False, f"{message}; knobs move at most once in {slo.window:.0f}s, and not in a window of replicas", found, memory
+            base,
+            False,
+            f"{message}; knobs move at most once in {slo.window:.0f}s, and not in a window of replicas",
+            found,
+            memory,
         )
     return KnobPlan(wanted, True, message, found, replace(memory, decided=wanted, moved_at=now))
 

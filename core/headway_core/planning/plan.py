@@ -1,8 +1,9 @@
 """One decision: a snapshot and the object in, actions with reasons and verdicts out. Nothing here acts.
 
-Order of the actuators: **knobs first**, and only one of the two moves in a window (`spec.evaluation.window`): after knobs moved, replicas
-wait a window to see what the knobs gave, and the other way round; when both want to move again, it is the turn of the one that moved less
-recently. The steps of one scale-down (cordon, drain, scale) are one move. An action that nobody carries out (Recommend) locks nothing.
+Order of the actuators: **knobs first**, and only one of the two moves in a window (`spec.evaluation.window`): after
+knobs moved, replicas wait a window to see what the knobs gave, and the other way round; when both want to move again,
+it is the turn of the one that moved less recently. The steps of one scale-down (cordon, drain, scale) are one move. An
+action that nobody carries out (Recommend) locks nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class SetKnobs:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """Write exactly these replica names as cordoned into the policy; names that are no longer in it get requests again."""
+    """Write exactly these replica names as cordoned into the policy; names that are no longer in it get requests
+    again."""
 
     replicas: tuple[str, ...]
     reason: str
@@ -50,7 +52,8 @@ Action = SetKnobs | Cordon | Scale
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one call hands to the next. `Memory()` after a restart is always right; it only delays scaling down by a window."""
+    """What one call hands to the next. `Memory()` after a restart is always right; it only delays scaling down by a
+    window."""
 
     knobs: KnobMemory = KnobMemory()
     scaling: ScaleMemory = ScaleMemory()
@@ -76,7 +79,8 @@ class Plan:
 
 
 def plan(snapshot: Snapshot, slo: ServingSLO, memory: Memory, now: float, drain_budget: float = DRAIN_BUDGET) -> Plan:
-    """The decision of this moment. Pure and free of side effects: asking twice with the same arguments gives the same answer."""
+    """The decision of this moment. Pure and free of side effects: asking twice with the same arguments gives the same
+    answer."""
     enforced = slo.mode is Mode.ENFORCE
     written = snapshot.policy.knobs if snapshot.policy is not None else Knobs()
     current = written if enforced else snapshot.recommended or written
@@ -88,8 +92,16 @@ def plan(snapshot: Snapshot, slo: ServingSLO, memory: Memory, now: float, drain_
     wants_replicas = wish.replicas is not None and wish.replicas != snapshot.scale
     may_turn_knobs = not enforced or _knobs_turn(memory, slo, wants_replicas, now)
     knobs = settle(found, snapshot.replicas, slo, current, memory=memory.knobs, now=now, may_move=may_turn_knobs)
-    if enforced and wants_replicas and not _replicas_turn(knobs.memory.moved_at, _underway(snapshot, scaling, wish), slo, now):
-        wish = replace(wish, replicas=None, message=f"{wish.message}; knobs first, replicas move a window of {slo.window:.0f}s later")
+    if (
+        enforced
+        and wants_replicas
+        and not _replicas_turn(knobs.memory.moved_at, _underway(snapshot, scaling, wish), slo, now)
+    ):
+        wish = replace(
+            wish,
+            replicas=None,
+            message=f"{wish.message}; knobs first, replicas move a window of {slo.window:.0f}s later",
+        )
     met = slo_met(snapshot, slo, memory.judged)
     actions: list[Action] = []
     if knobs.knobs != current:
@@ -119,14 +131,18 @@ def scaling_active(snapshot: Snapshot, slo: ServingSLO) -> Verdict:
     """ScalingActive: whether replicas are this plan's to move at all."""
     if slo.bounds.replicas is None:
         return Verdict(
-            "ScalingActive", False, "NoReplicaBounds", "replicas are left alone: set spec.bounds.replicas {min, max} to have them managed"
+            "ScalingActive",
+            False,
+            "NoReplicaBounds",
+            "replicas are left alone: set spec.bounds.replicas {min, max} to have them managed",
         )
     if snapshot.foreign_autoscaler is not None:
         return Verdict(
             "ScalingActive",
             False,
             "ForeignAutoscaler",
-            f"{snapshot.foreign_autoscaler} scales the target, so only knobs are managed: delete it, or remove spec.bounds.replicas",
+            f"{snapshot.foreign_autoscaler} scales the target, so only knobs are managed: delete it, or remove "
+            "spec.bounds.replicas",
         )
     if snapshot.scale is None:
         return Verdict("ScalingActive", False, "ScaleUnknown", "the target's scale cannot be read")
@@ -134,13 +150,16 @@ def scaling_active(snapshot: Snapshot, slo: ServingSLO) -> Verdict:
 
 
 def _knobs_turn(memory: Memory, slo: ServingSLO, wants_replicas: bool, now: float) -> bool:
-    """Knobs first, unless replicas moved within the window, or knobs had the last turn and replicas are waiting for theirs."""
+    """Knobs first, unless replicas moved within the window, or knobs had the last turn and replicas are waiting for
+    theirs."""
     knobs_at, replicas_at = memory.knobs.moved_at, memory.scaling.moved_at
     if memory.knobs.generation != slo.generation:
         return True
     if replicas_at is not None and now - replicas_at < slo.window:
         return False
-    had_the_last_turn = knobs_at is not None and (replicas_at is None or knobs_at > replicas_at) and now - knobs_at < 2 * slo.window
+    had_the_last_turn = (
+        knobs_at is not None and (replicas_at is None or knobs_at > replicas_at) and now - knobs_at < 2 * slo.window
+    )
     return not (wants_replicas and had_the_last_turn)
 
 

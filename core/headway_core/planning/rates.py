@@ -1,4 +1,5 @@
-"""Increments of counters that live in many processes: differenced per source, summed over a window, honest about what is missing.
+"""Increments of counters that live in many processes: differenced per source, summed over a window, honest about what
+is missing.
 
 Raw counters never leave this file. The rules, each of which a fleet that restarts will break if it is not kept:
 
@@ -7,7 +8,8 @@ Raw counters never leave this file. The rules, each of which a fleet that restar
 3. A source that is gone takes nothing back; what it had counted stays in the window until the window has passed it.
 4. A source that is alive but did not answer has an unknown increment, not zero: its next answer covers the gap.
 
-A span in which a source came, went, restarted or stayed silent tells nothing exact about the sum, so rates prefer the other spans.
+A span in which a source came, went, restarted or stayed silent tells nothing exact about the sum, so rates prefer the
+other spans.
 """
 
 from __future__ import annotations
@@ -87,7 +89,9 @@ class Ledger(Generic[K]):
 
     def _add(self, name: str, reading: Reading[K]) -> None:
         before_at, before = self._last[name]
-        restarted = reading.boot_id != before.boot_id or any(reading.counters.get(key, 0) < count for key, count in before.counters.items())
+        restarted = reading.boot_id != before.boot_id or any(
+            reading.counters.get(key, 0) < count for key, count in before.counters.items()
+        )
         self._merge_since(before_at, name)
         span = self._spans[-1]
         span.churn = span.churn or restarted
@@ -97,7 +101,8 @@ class Ledger(Generic[K]):
                 span.increments[key] = span.increments.get(key, 0) + grown
 
     def _coalesce(self) -> None:
-        """Makes one of the last two spans while both are complete and short: an hour's window needs no span for every poll."""
+        """Makes one of the last two spans while both are complete and short: an hour's window needs no span for every
+        poll."""
         if len(self._spans) < 2:
             return
         earlier, last = self._spans[-2:]
@@ -125,7 +130,8 @@ class Ledger(Generic[K]):
         return _sum([span for span in self._spans if span.end > now - window])
 
     def steady_total(self, window: float, now: float) -> Total[K] | None:
-        """As `total`, over the spans in which the fleet stood still and answered whole; over all of them when there is none such."""
+        """As `total`, over the spans in which the fleet stood still and answered whole; over all of them when there is
+        none such."""
         recent = [span for span in self._spans if span.end > now - window]
         return _sum([span for span in recent if span.complete] or recent)
 

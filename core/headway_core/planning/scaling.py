@@ -1,10 +1,11 @@
-"""How many replicas, and how to lose one without losing a request. Replicas follow the load; demand is what arrives, not what queues.
+"""How many replicas, and how to lose one without losing a request. Replicas follow the load; demand is what arrives,
+not what queues.
 
-Up: at once (or after `behavior.scaleUp.stabilizationWindow`) when demand surely exceeds what there is; never on no load; pods that start
-count as capacity to come because the count is absolute, not "one more".
-Down: only to what held throughout the scale-down window, never before everything was known for that long, and in steps that each can be
-found again in the cluster after a crash: cordon in the policy → idle, or the drain budget is spent → deletion cost on the victims and
-the smaller scale.
+Up: at once (or after `behavior.scaleUp.stabilizationWindow`) when demand surely exceeds what there is; never on no
+load; pods that start count as capacity to come because the count is absolute, not "one more". Down: only to what held
+throughout the scale-down window, never before everything was known for that long, and in steps that each can be found
+again in the cluster after a crash: cordon in the policy → idle, or the drain budget is spent → deletion cost on the
+victims and the smaller scale.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class ScaleMemory:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Replicas wanted. `replicas` None: hold what is there. `unbounded` is what the load needs before bounds, when that is known."""
+    """Replicas wanted. `replicas` None: hold what is there. `unbounded` is what the load needs before bounds, when that
+    is known."""
 
     replicas: int | None
     message: str
@@ -66,7 +68,9 @@ class Retirement:
     message: str
 
 
-def wanted_replicas(snapshot: Snapshot, slo: ServingSLO, found: Estimate, memory: ScaleMemory, now: float) -> tuple[Wish, ScaleMemory]:
+def wanted_replicas(
+    snapshot: Snapshot, slo: ServingSLO, found: Estimate, memory: ScaleMemory, now: float
+) -> tuple[Wish, ScaleMemory]:
     """The number of replicas that the load asks for, stabilised and within bounds."""
     bounds = slo.bounds.replicas
     scale = snapshot.scale
@@ -88,14 +92,17 @@ def wanted_replicas(snapshot: Snapshot, slo: ServingSLO, found: Estimate, memory
     kept = tuple(entry for entry in memory.recommendations if entry[0] > now - longest)
     memory = replace(memory, recommendations=(*kept, (now, wish)))
     stable, why = (
-        (scale, "; fewer only after the rollout") if snapshot.rolling and wish < scale else _stabilised(wish, scale, slo, memory, now)
+        (scale, "; fewer only after the rollout")
+        if snapshot.rolling and wish < scale
+        else _stabilised(wish, scale, slo, memory, now)
     )
     clipped = bounds.clip(stable)
     return Wish(clipped, message + why, unbounded=wish), memory
 
 
 def _held(snapshot: Snapshot, slo: ServingSLO, scale: int, why: str) -> Wish:
-    """What there is, since the load asks for no number; but no more than the maximum, which somebody may just have lowered."""
+    """What there is, since the load asks for no number; but no more than the maximum, which somebody may just have
+    lowered."""
     most = slo.bounds.replicas.max if slo.bounds.replicas else None
     if most is not None and scale > most and not snapshot.rolling:
         return Wish(most, f"{scale} replicas are more than spec.bounds.replicas.max {most}")
@@ -122,12 +129,15 @@ def _remember_known(snapshot: Snapshot, memory: ScaleMemory, now: float) -> Scal
     whole = snapshot.gateways_reporting == snapshot.gateways
     since = memory.known_since
     if not whole or since is None or memory.known_at is None or now - memory.known_at > MAX_SILENCE:
-        # A gateway that does not answer may carry any load: what is known is a lower bound, good enough for scaling up only.
+        # A gateway that does not answer may carry any load: what is known is a lower bound, good enough for scaling up
+        # only.
         since = now if whole else None
     return replace(memory, known_since=since, known_at=now)
 
 
-def _needed(traffic: Traffic, saturated: bool, slo: ServingSLO, memory: ScaleMemory, scale: int) -> tuple[int, str] | None:
+def _needed(
+    traffic: Traffic, saturated: bool, slo: ServingSLO, memory: ScaleMemory, scale: int
+) -> tuple[int, str] | None:
     """(replicas, why) before stabilisation and bounds."""
     demand, recent = traffic.demand, traffic.recent
     if demand.count == 0 and recent.count == 0:
@@ -162,8 +172,11 @@ def _stabilised(wish: int, scale: int, slo: ServingSLO, memory: ScaleMemory, now
     return highest, "" if highest == wish else f"; {highest} were needed within the last {window:.0f}s"
 
 
-def retire(snapshot: Snapshot, wish: int, memory: ScaleMemory, now: float, drain_budget: float) -> tuple[Retirement, ScaleMemory]:
-    """Chooses and follows the replicas to lose when `wish` are to stay. Level-based: those cordoned already stay chosen."""
+def retire(
+    snapshot: Snapshot, wish: int, memory: ScaleMemory, now: float, drain_budget: float
+) -> tuple[Retirement, ScaleMemory]:
+    """Chooses and follows the replicas to lose when `wish` are to stay. Level-based: those cordoned already stay
+    chosen."""
     before = set(snapshot.policy.cordoned) if snapshot.policy else set()
     staying = sorted(
         (replica for replica in snapshot.replicas if replica.phase is not Phase.LEAVING),
@@ -174,7 +187,8 @@ def retire(snapshot: Snapshot, wish: int, memory: ScaleMemory, now: float, drain
     if wish < scale:
         victims = staying[: max(0, min(scale - wish, len(staying) - wish))]
     else:
-        # Asked for fewer already, and the controller has not removed them yet: they stay cordoned. Anybody else gets requests again.
+        # Asked for fewer already, and the controller has not removed them yet: they stay cordoned. Anybody else gets
+        # requests again.
         victims = [replica for replica in staying if replica.name in before][: max(0, len(staying) - scale)]
     serving = [replica for replica in victims if replica.phase is Phase.READY]
     cordoned = tuple(sorted({replica.name for replica in serving} | (before & leaving)))
@@ -194,7 +208,8 @@ def retire(snapshot: Snapshot, wish: int, memory: ScaleMemory, now: float, drain
 
 
 def _order(replica: Replica, cordoned: bool, in_flight: Mapping[str, int] | None) -> tuple[int, int, str]:
-    """Unready pods first, since Kubernetes deletes them before it reads any cost; then those chosen before; then the emptiest."""
+    """Unready pods first, since Kubernetes deletes them before it reads any cost; then those chosen before; then the
+    emptiest."""
     if replica.phase is not Phase.READY:
         return (0 if replica.phase is Phase.FAILED else 1, 0, replica.name)
     report = replica.report

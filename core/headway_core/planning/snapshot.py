@@ -1,4 +1,5 @@
-"""What was observed, as the planner takes it: replicas with the age of what they said, traffic, the scale and policy in force.
+"""What was observed, as the planner takes it: replicas with the age of what they said, traffic, the scale and policy in
+force.
 
 Ages are seconds since receipt by the observer's own clock; a replica's wall clock is never compared with another's.
 """
@@ -64,8 +65,11 @@ class ClassTraffic:
 
     @property
     def attainment(self) -> float | None:
-        """Share of all offered requests that kept every objective; shed and failed ones are misses, a client's own faults are not."""
-        ended = sum(count for outcome, count in self.outcomes.items() if outcome not in ("client_error", "client_closed"))
+        """Share of all offered requests that kept every objective; shed and failed ones are misses, a client's own
+        faults are not."""
+        ended = sum(
+            count for outcome, count in self.outcomes.items() if outcome not in ("client_error", "client_closed")
+        )
         return self.good.get("all", 0) / ended if ended else None
 
 

@@ -26,14 +26,17 @@ class TrafficBook:
         self._recorded_at = float("-inf")
 
     def record(self, reports: Mapping[str, GatewayReport], alive: Collection[str], now: float) -> None:
-        """`reports` by gateway pod, `alive` all gateway pods there are. A gateway that does not know the pool has counted nothing.
+        """`reports` by gateway pod, `alive` all gateway pods there are. A gateway that does not know the pool has
+        counted nothing.
 
         A poll that is not newer than the last one recorded is that one again, and adds nothing.
         """
         if now <= self._recorded_at:
             return
         self._recorded_at = now
-        self._ledger.record({name: Reading(report.boot_id, _flat(report, self.pool)) for name, report in reports.items()}, alive, now)
+        self._ledger.record(
+            {name: Reading(report.boot_id, _flat(report, self.pool)) for name, report in reports.items()}, alive, now
+        )
 
     def traffic(self, now: float) -> Traffic | None:
         """None until two polls span some time."""

@@ -1,6 +1,8 @@
-"""What can be said about a promise and its metrics, as conditions: each with a CamelCase reason and words that say what to do.
+"""What can be said about a promise and its metrics, as conditions: each with a CamelCase reason and words that say what
+to do.
 
-Shared by the operator's status and by `headway up`. True is normal for each of them; None is unknown, which is never the same as False.
+Shared by the operator's status and by `headway up`. True is normal for each of them; None is unknown, which is never
+the same as False.
 """
 
 from __future__ import annotations
@@ -32,25 +34,39 @@ def metrics_available(snapshot: Snapshot, slo: ServingSLO) -> Verdict:
 
     serving, fresh = snapshot.serving, snapshot.fresh
     if not serving:
-        return verdict(False, "NoReadyReplicas", f"no replica is ready{_others(snapshot)}: nothing is decided until one is")
+        return verdict(
+            False, "NoReadyReplicas", f"no replica is ready{_others(snapshot)}: nothing is decided until one is"
+        )
     voices = f"{len(fresh)} of {len(serving)} serving replicas report"
     if not fresh and all(replica.report is None for replica in serving):
         return verdict(
-            False, "NoMetrics", f"{voices}: check that port 8001 of the runtime pods answers GET /load and that no NetworkPolicy forbids it"
+            False,
+            "NoMetrics",
+            f"{voices}: check that port 8001 of the runtime pods answers GET /load and that no NetworkPolicy "
+            "forbids it",
         )
     if not fresh:
         return verdict(
             False,
             "StaleMetrics",
-            f"{voices} within {snapshot.stale_after:.0f}s, though they did before: knobs and replicas are frozen until they report again",
+            f"{voices} within {snapshot.stale_after:.0f}s, though they did before: knobs and replicas are "
+            "frozen until they report again",
         )
     if not snapshot.trustworthy:
-        return verdict(False, "PartialMetrics", f"{voices}, fewer than half: knobs and replicas are frozen until more report")
+        return verdict(
+            False, "PartialMetrics", f"{voices}, fewer than half: knobs and replicas are frozen until more report"
+        )
     if snapshot.gateways == 0:
-        return verdict(False, "NoGatewayPods", f"{voices}, but no gateway pod is ready: start the gateway that spec.gatewayRef names")
+        return verdict(
+            False,
+            "NoGatewayPods",
+            f"{voices}, but no gateway pod is ready: start the gateway that spec.gatewayRef names",
+        )
     gates = f"{snapshot.gateways_reporting} of {snapshot.gateways} gateways report"
     if snapshot.gateways_reporting == 0:
-        return verdict(False, "NoGatewayMetrics", f"{voices}, {gates}: check that port 8001 of the gateway pods answers GET /load")
+        return verdict(
+            False, "NoGatewayMetrics", f"{voices}, {gates}: check that port 8001 of the gateway pods answers GET /load"
+        )
     if snapshot.traffic is None:
         return verdict(None, "FirstReading", f"{voices}, {gates}; rates need a second reading")
     if snapshot.traffic.demand.count == 0 and all(known.offered == 0 for known in snapshot.traffic.classes.values()):
@@ -60,7 +76,9 @@ def metrics_available(snapshot: Snapshot, slo: ServingSLO) -> Verdict:
 
 def _others(snapshot: Snapshot) -> str:
     counts = Counter(replica.phase for replica in snapshot.replicas if not replica.serves)
-    words = [f"{counts[phase]} {phase.value}" for phase in (Phase.STARTING, Phase.FAILED, Phase.LEAVING) if counts[phase]]
+    words = [
+        f"{counts[phase]} {phase.value}" for phase in (Phase.STARTING, Phase.FAILED, Phase.LEAVING) if counts[phase]
+    ]
     notes = sorted({replica.note for replica in snapshot.replicas if replica.note and replica.phase is Phase.FAILED})
     return (f" ({', '.join(words)}" + (f": {'; '.join(notes)}" if notes else "") + ")") if words else ""
 
@@ -89,7 +107,8 @@ def within_bounds(plan: KnobPlan, slo: ServingSLO, unbounded: int | None) -> Ver
             "WithinBounds",
             False,
             "AtMax",
-            f"the load needs {unbounded} replicas and spec.bounds.replicas.max is {bounds.max}: raise it, or requests will be shed",
+            f"the load needs {unbounded} replicas and spec.bounds.replicas.max is {bounds.max}: raise it, or "
+            "requests will be shed",
         )
     capacity = plan.estimate.capacity
     if capacity is not None and capacity.out_of_bounds is not None:
@@ -120,7 +139,8 @@ def slo_met(snapshot: Snapshot, slo: ServingSLO, judged_before: bool = False) ->
             share = 100 * counted.good.get(objective, 0) / samples
             if share < percentile:
                 missed.append(
-                    f"class {known.name}: {share:.4g}% of {samples} requests kept {objective.upper()}, {percentile:g}% are promised"
+                    f"class {known.name}: {share:.4g}% of {samples} requests kept {objective.upper()}, "
+                    f"{percentile:g}% are promised"
                 )
     if missed:
         return Verdict("SLOMet", False, "Missed", "; ".join(missed))
@@ -133,7 +153,8 @@ def slo_met(snapshot: Snapshot, slo: ServingSLO, judged_before: bool = False) ->
         "SLOMet",
         None,
         "TooFewSamples",
-        f"{offered} requests arrived in the window of {slo.window:.0f}s, and could be judged: {', '.join(unsure)}; {slo.min_samples} "
+        f"{offered} requests arrived in the window of {slo.window:.0f}s, and could be judged: "
+        f"{', '.join(unsure)}; {slo.min_samples} "
         "of one kind are needed. Answers that do not stream have no first token and no TPOT of their own",
     )
 
@@ -141,5 +162,7 @@ def slo_met(snapshot: Snapshot, slo: ServingSLO, judged_before: bool = False) ->
 def _percentiles(known: PriorityClass) -> list[tuple[str, float]]:
     objectives = known.objectives
     return [
-        (name, objective.percentile) for name, objective in (("ttft", objectives.ttft), ("tpot", objectives.tpot)) if objective is not None
+        (name, objective.percentile)
+        for name, objective in (("ttft", objectives.ttft), ("tpot", objectives.tpot))
+        if objective is not None
     ]

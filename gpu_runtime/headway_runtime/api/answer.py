@@ -1,4 +1,5 @@
-"""What both endpoints' answers share: the envelope, usage, and how a finished or growing choice is laid out in either of them."""
+"""What both endpoints' answers share: the envelope, usage, and how a finished or growing choice is laid out in either
+of them."""
 
 from __future__ import annotations
 
@@ -78,7 +79,9 @@ class ChatLayout:
             "finish_reason": piece.finish,
         }
 
-    def _chunk(self, index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None) -> dict[str, Any]:
+    def _chunk(
+        self, index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
+    ) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
     def _logprobs(self, piece: Piece) -> dict[str, Any]:
@@ -146,7 +149,9 @@ class Answer:
     def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
         """The body of an answer without streaming: one finished piece for each choice."""
         choices = [self.layout.whole(index, piece, self._logprobs) for index, piece in enumerate(pieces)]
-        return _line({**self._envelope, "object": self.layout.whole_object, "choices": choices, "usage": usage.document()})
+        return _line(
+            {**self._envelope, "object": self.layout.whole_object, "choices": choices, "usage": usage.document()}
+        )
 
     def opening(self, index: int) -> bytes:
         """The record before a choice's first content; empty where the endpoint has none."""

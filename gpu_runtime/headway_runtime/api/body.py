@@ -1,4 +1,5 @@
-"""Reading a request body under limits that count the bytes and the seconds actually spent, whatever the headers claim."""
+"""Reading a request body under limits that count the bytes and the seconds actually spent, whatever the headers
+claim."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class ClientGone(Exception):
 async def read_body(receive: Receive, declared: int | None, limit: int, seconds: float) -> bytes:
     """The whole body.
 
-    A body that is declared too long is refused before its first byte is asked for: a client that waits for ``100 Continue`` never sends it.
+    A body that is declared too long is refused before its first byte is asked for: a client that waits for ``100
+    Continue`` never sends it.
 
     Raises:
         ApiError: 413 past `limit` bytes, 408 past `seconds`.
@@ -49,7 +51,8 @@ async def read_body(receive: Receive, declared: int | None, limit: int, seconds:
 async def linger(receive: Receive) -> None:
     """Reads and drops a little of what a refused client still sends.
 
-    Closing a socket with unread input resets it, and the reset may overtake the answer; so the answer gets a moment's head start.
+    Closing a socket with unread input resets it, and the reset may overtake the answer; so the answer gets a moment's
+    head start.
     """
     size = 0
     try:

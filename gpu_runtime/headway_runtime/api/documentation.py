@@ -1,4 +1,5 @@
-"""What `/docs` and `/openapi.json` say about the two generating routes, which are raw ASGI and so describe themselves nowhere else."""
+"""What `/docs` and `/openapi.json` say about the two generating routes, which are raw ASGI and so describe themselves
+nowhere else."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ _COMMON = {
     "stream": {"type": "boolean", "default": False},
     "stream_options": {"type": "object", "properties": {"include_usage": {"type": "boolean"}}},
     "n": {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES, "default": 1},
-    "stop": {"description": "A string, or up to 4 of them.", "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+    "stop": {
+        "description": "A string, or up to 4 of them.",
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+    },
     "temperature": {"type": "number", "minimum": 0, "default": 1},
     "top_p": {"type": "number", "minimum": 0, "maximum": 1, "default": 1},
     "top_k": {"type": "integer", "default": 0, "description": "0 or -1: all tokens."},

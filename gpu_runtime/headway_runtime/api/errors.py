@@ -1,4 +1,5 @@
-"""Errors as the OpenAI API spells them: ``{"error": {message, type, param, code}}`` with the status that SDKs understand."""
+"""Errors as the OpenAI API spells them: ``{"error": {message, type, param, code}}`` with the status that SDKs
+understand."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class ApiError(Exception):
-    """An answer other than 200. `close`: the connection is not worth keeping (unread input, or the server goes away)."""
+    """An answer other than 200. `close`: the connection is not worth keeping (unread input, or the server goes
+    away)."""
 
     def __init__(
         self,
@@ -51,7 +53,8 @@ def not_http(reason: str) -> ApiError:
     """400 for bytes that make no HTTP request; what follows them cannot be told apart from it."""
     return ApiError(
         400,
-        f"this is not a valid HTTP request ({reason}): see that the client speaks plain HTTP to this port, and that nothing on the way "
+        f"this is not a valid HTTP request ({reason}): see that the client speaks plain HTTP to this port, and "
+        "that nothing on the way "
         "changes what it sends",
         code="invalid_http_request",
         close=True,
@@ -60,12 +63,22 @@ def not_http(reason: str) -> ApiError:
 
 def head_too_large(limit: int) -> ApiError:
     """431 for a head, or trailers, without end."""
-    return ApiError(431, f"the headers exceed the limit of {limit} bytes: send fewer or shorter ones", code="headers_too_large", close=True)
+    return ApiError(
+        431,
+        f"the headers exceed the limit of {limit} bytes: send fewer or shorter ones",
+        code="headers_too_large",
+        close=True,
+    )
 
 
 def unknown_model(model: str, served: str) -> ApiError:
     """404: the client asks for another model than the one served."""
-    return ApiError(404, f"the model {model[:200]!r} is not served here; this server has {served!r}", param="model", code="model_not_found")
+    return ApiError(
+        404,
+        f"the model {model[:200]!r} is not served here; this server has {served!r}",
+        param="model",
+        code="model_not_found",
+    )
 
 
 def too_large(limit: int) -> ApiError:
@@ -103,7 +116,9 @@ def not_ready() -> ApiError:
 
 def engine_died() -> ApiError:
     """502: the engine process ended under the request. Not 500, which says that this request fails anywhere."""
-    return ApiError(502, "the engine ended while it worked on this request; try again", kind="server_error", code="engine_died")
+    return ApiError(
+        502, "the engine ended while it worked on this request; try again", kind="server_error", code="engine_died"
+    )
 
 
 def cut_by_drain() -> ApiError:
@@ -120,7 +135,9 @@ def cut_by_drain() -> ApiError:
 
 def timed_out(seconds: float) -> ApiError:
     """504: the request took longer than the server allows."""
-    return ApiError(504, f"the request was not finished within {seconds:g} seconds", kind="timeout_error", code="request_timeout")
+    return ApiError(
+        504, f"the request was not finished within {seconds:g} seconds", kind="timeout_error", code="request_timeout"
+    )
 
 
 def internal() -> ApiError:

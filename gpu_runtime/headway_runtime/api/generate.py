@@ -1,7 +1,9 @@
-"""The two generating routes, as raw ASGI: read, validate, hand to the replica, answer whole or as a stream, notice a client that leaves.
+"""The two generating routes, as raw ASGI: read, validate, hand to the replica, answer whole or as a stream, notice a
+client that leaves.
 
-Raw, because a framework's request objects and middleware hide the disconnect: here one task per request waits for nothing else. A stream's
-status goes out with its first content, so everything that fails before that is answered with the same status as without streaming.
+Raw, because a framework's request objects and middleware hide the disconnect: here one task per request waits for
+nothing else. A stream's status goes out with its first content, so everything that fails before that is answered with
+the same status as without streaming.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ class GenerateRoute:
             try:
                 replica.check_open()
                 headers = read_headers(exchange.scope["headers"])
-                body = await read_body(exchange.receive, headers.content_length, settings.max_body_bytes, settings.body_timeout)
+                body = await read_body(
+                    exchange.receive, headers.content_length, settings.max_body_bytes, settings.body_timeout
+                )
                 leaving = asyncio.create_task(until_gone(exchange.receive))
                 request, generation = await self._accept(body, headers, arrival, leaving)
             except RequestError as error:
@@ -97,7 +101,8 @@ class GenerateRoute:
     async def _accept(
         self, body: bytes, headers: RequestHeaders, arrival: float, leaving: asyncio.Task[None]
     ) -> tuple[GenerationRequest, Generation]:
-        """Large bodies wait for each other; one whose client leaves meanwhile is not read any more. Raises ClientGone, RequestError."""
+        """Large bodies wait for each other; one whose client leaves meanwhile is not read any more. Raises ClientGone,
+        RequestError."""
         if len(body) < LARGE_BYTES:
             request = self._read(body)
             return request, await self._replica.accept(request, headers, arrival, large=False)
@@ -135,7 +140,8 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, body: bytes, *, more: bool) -> None:
-        """A part of the body, the last one unless `more`. Raises ClientGone when the client takes nothing for too long."""
+        """A part of the body, the last one unless `more`. Raises ClientGone when the client takes nothing for too
+        long."""
         seconds = self._replica.settings.stalled_client_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -155,7 +161,12 @@ class Exchange:
         if self.begun:
             await self.write(self.trailer + b"data: " + body + b"\n\n", more=False)
             return
-        await self.begin(error.status, b"application/json", [(b"content-length", b"%d" % len(body)), *error.headers], close=error.close)
+        await self.begin(
+            error.status,
+            b"application/json",
+            [(b"content-length", b"%d" % len(body)), *error.headers],
+            close=error.close,
+        )
         if error.close:
             await self.write(body, more=True)
             await linger(self.receive)
@@ -175,8 +186,11 @@ async def _whole(exchange: Exchange, generation: Generation, answer: Answer) -> 
     await exchange.whole(200, answer.whole(pieces, generation.usage), _token_headers(generation))
 
 
-async def _stream(exchange: Exchange, generation: Generation, answer: Answer, headers: RequestHeaders, quiet_seconds: float) -> None:
-    """Writes records as they come about. After `quiet_seconds` without any it writes one that says nothing, so that no proxy gives up."""
+async def _stream(
+    exchange: Exchange, generation: Generation, answer: Answer, headers: RequestHeaders, quiet_seconds: float
+) -> None:
+    """Writes records as they come about. After `quiet_seconds` without any it writes one that says nothing, so that no
+    proxy gives up."""
     opened: set[int] = set()
     done = False
     while not done:
@@ -188,15 +202,23 @@ async def _stream(exchange: Exchange, generation: Generation, answer: Answer, he
         records = _news(generation, answer, opened)
         done = generation.done
         if done:
-            records += [answer.usage(generation.usage), _usage_comment(generation) if headers.want_usage else b"", b"data: [DONE]\n\n"]
+            records += [
+                answer.usage(generation.usage),
+                _usage_comment(generation) if headers.want_usage else b"",
+                b"data: [DONE]\n\n",
+            ]
         elif not records:
             if await _changes_within(generation, quiet_seconds):
                 continue
             first = generation.choices[0].index
-            records = [answer.keep_alive(first) if first in opened else answer.opening(first) or answer.keep_alive(first)]
+            records = [
+                answer.keep_alive(first) if first in opened else answer.opening(first) or answer.keep_alive(first)
+            ]
             opened.add(first)
         if not exchange.begun:
-            await exchange.begin(200, b"text/event-stream; charset=utf-8", [*_STREAM_HEADERS, *_token_headers(generation)])
+            await exchange.begin(
+                200, b"text/event-stream; charset=utf-8", [*_STREAM_HEADERS, *_token_headers(generation)]
+            )
         await exchange.write(b"".join(records), more=not done)
 
 

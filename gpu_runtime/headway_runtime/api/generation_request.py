@@ -1,8 +1,9 @@
 """One generation request, validated: what the two endpoints have in common once JSON is read.
 
-Policy for what the OpenAI API has and this server has not: refused with 400 where ignoring it would change the answer (`tools`, a
-`response_format` other than text, `echo`, `suffix`, `best_of` other than `n`, non-text modalities), passed over where it would not
-(`user`, `metadata`, `store`, `service_tier`, ...). Unknown members are passed over; null means unset.
+Policy for what the OpenAI API has and this server has not: refused with 400 where ignoring it would change the answer
+(`tools`, a `response_format` other than text, `echo`, `suffix`, `best_of` other than `n`, non-text modalities), passed
+over where it would not (`user`, `metadata`, `store`, `service_tier`, ...). Unknown members are passed over; null means
+unset.
 """
 
 from __future__ import annotations
@@ -59,10 +60,14 @@ def parse_completion(data: dict[str, Any]) -> GenerationRequest:
     if fields.flag("echo"):
         raise RequestError("echo is not supported: the prompt is yours already", "echo", "unsupported_value")
     if fields.text("suffix"):
-        raise RequestError("suffix is not supported: this server completes from the left only", "suffix", "unsupported_value")
+        raise RequestError(
+            "suffix is not supported: this server completes from the left only", "suffix", "unsupported_value"
+        )
     best_of = fields.whole("best_of", 1)
     if best_of is not None and best_of != n:
-        raise RequestError(f"best_of is supported only when it equals n: {best_of} is not {n}", "best_of", "unsupported_value")
+        raise RequestError(
+            f"best_of is supported only when it equals n: {best_of} is not {n}", "best_of", "unsupported_value"
+        )
     logprobs = fields.whole("logprobs", 0, MAX_COMPLETION_LOGPROBS)
     stream, include_usage = _streaming(fields)
     return GenerationRequest(
@@ -100,7 +105,9 @@ def parse_chat(data: dict[str, Any]) -> GenerationRequest:
 def _prompts(value: object) -> tuple[Prompt, ...]:
     """The four forms: a string, a list of strings, a list of token ids, a list of such lists."""
     if value is None:
-        raise RequestError("is required: a string, a list of strings, a list of token ids or a list of such lists", "prompt", _MISSING)
+        raise RequestError(
+            "is required: a string, a list of strings, a list of token ids or a list of such lists", "prompt", _MISSING
+        )
     if isinstance(value, str):
         return (check_text(value, "prompt"),)
     if isinstance(value, list) and value:
@@ -110,9 +117,17 @@ def _prompts(value: object) -> tuple[Prompt, ...]:
             return tuple(check_text(item, f"prompt[{at}]") for at, item in enumerate(value))
         if all(isinstance(item, list) for item in value):
             return tuple(_token_ids(item, f"prompt[{at}]") for at, item in enumerate(value))
-    what = "an empty list" if value == [] else "a list of mixed or other kinds" if isinstance(value, list) else shown(value)
+    what = (
+        "an empty list"
+        if value == []
+        else "a list of mixed or other kinds"
+        if isinstance(value, list)
+        else shown(value)
+    )
     code = "invalid_value" if value == [] else "invalid_type"
-    raise RequestError(f"must be a string, a list of strings, a list of token ids or a list of such lists, not {what}", "prompt", code)
+    raise RequestError(
+        f"must be a string, a list of strings, a list of token ids or a list of such lists, not {what}", "prompt", code
+    )
 
 
 def _token_ids(value: list[Any], field: str) -> tuple[int, ...]:
@@ -128,7 +143,9 @@ def _token_ids(value: list[Any], field: str) -> tuple[int, ...]:
 def _messages(fields: Fields) -> tuple[dict[str, Any], ...]:
     given = fields.items("messages")
     if not given:
-        raise RequestError("is required: a list of at least one message", "messages", _MISSING if given is None else "invalid_value")
+        raise RequestError(
+            "is required: a list of at least one message", "messages", _MISSING if given is None else "invalid_value"
+        )
     return tuple(_message(item, f"messages[{at}]") for at, item in enumerate(given))
 
 
@@ -169,7 +186,9 @@ def _content(value: object, path: str) -> str | None:
             raise RequestError(f"must be an object, not {shown(item)}", where, "invalid_type")
         if item.get("type") != "text":
             raise RequestError(
-                f"only parts of type text are supported, not {shown(item.get('type'))}", f"{where}.type", "unsupported_value"
+                f"only parts of type text are supported, not {shown(item.get('type'))}",
+                f"{where}.type",
+                "unsupported_value",
             )
         text = Fields(item, f"{where}.").text("text")
         if text is None:
@@ -182,7 +201,9 @@ def _refuse_unsupported_chat(fields: Fields) -> None:
     choice = fields.get("tool_choice")
     for name in ("tools", "functions"):
         if fields.items(name) and choice != "none":
-            raise RequestError("tool calling is not supported: leave it out, or send tool_choice none", name, "unsupported_value")
+            raise RequestError(
+                "tool calling is not supported: leave it out, or send tool_choice none", name, "unsupported_value"
+            )
     response_format = fields.members("response_format")
     if response_format is not None and response_format.get("type") != "text":
         raise RequestError("only the type text is supported", "response_format", "unsupported_value")
@@ -196,7 +217,9 @@ def _refuse_unsupported_chat(fields: Fields) -> None:
 def _choices(fields: Fields, prompts: int) -> int:
     n = fields.whole("n", 1, MAX_CHOICES) or 1
     if n * prompts > MAX_CHOICES:
-        raise RequestError(f"{prompts} prompts with n = {n} make {n * prompts} choices and {MAX_CHOICES} is the most", "n")
+        raise RequestError(
+            f"{prompts} prompts with n = {n} make {n * prompts} choices and {MAX_CHOICES} is the most", "n"
+        )
     return n
 
 
@@ -216,7 +239,9 @@ def _stops(value: object) -> tuple[str, ...]:
         return ()
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(item, str) for item in stops):
-        raise RequestError(f"must be a string or a list of at most {MAX_STOPS} strings, not {shown(value)}", "stop", "invalid_type")
+        raise RequestError(
+            f"must be a string or a list of at most {MAX_STOPS} strings, not {shown(value)}", "stop", "invalid_type"
+        )
     if len(stops) > MAX_STOPS:
         raise RequestError(f"holds {len(stops)} strings, at most {MAX_STOPS} are allowed", "stop")
     for stop in stops:
@@ -229,7 +254,8 @@ def _chat_max_tokens(fields: Fields) -> int | None:
     old, new = fields.whole("max_tokens", 1), fields.whole("max_completion_tokens", 1)
     if old is not None and new is not None and old != new:
         raise RequestError(
-            f"max_completion_tokens and max_tokens mean the same and differ: {new} and {old}; send one", "max_completion_tokens"
+            f"max_completion_tokens and max_tokens mean the same and differ: {new} and {old}; send one",
+            "max_completion_tokens",
         )
     return new if new is not None else old
 

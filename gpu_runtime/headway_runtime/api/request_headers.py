@@ -74,7 +74,9 @@ def _priority(value: bytes | None) -> int:
     if _WHOLE.fullmatch(value) and abs(priority := int(value)) <= PRIORITY_LIMIT:
         return priority
     shown = ascii(value[:40].decode("latin-1"))
-    raise RequestError(f"must be a whole number from -{PRIORITY_LIMIT} to {PRIORITY_LIMIT}, not {shown}", contract.PRIORITY)
+    raise RequestError(
+        f"must be a whole number from -{PRIORITY_LIMIT} to {PRIORITY_LIMIT}, not {shown}", contract.PRIORITY
+    )
 
 
 def _text(value: bytes | None) -> str | None:

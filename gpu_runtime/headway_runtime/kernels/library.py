@@ -1,7 +1,8 @@
 """Compiles the C files beside this one when the engine starts, for the processor it starts on.
 
-The compiler is the machine's own (`cc`, or what the variable CC names). It takes less than a second; keeping what it made would raise
-questions of which processor and which version that was for. Whoever asks must do without where there is none.
+The compiler is the machine's own (`cc`, or what the variable CC names). It takes less than a second; keeping what it
+made would raise questions of which processor and which version that was for. Whoever asks must do without where there
+is none.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The functions, see their C for what they take; pointers are integers. They use as many threads as they are told, torch's own."""
+    """The functions, see their C for what they take; pointers are integers. They use as many threads as they are told,
+    torch's own."""
 
     panel: int
     """Columns that are multiplied at once: what a matrix's outputs are padded to."""
@@ -61,10 +63,16 @@ def _compile() -> ctypes.CDLL:
         with tempfile.TemporaryDirectory(prefix="headway-") as folder:
             library = Path(folder) / "kernels.so"
             done = subprocess.run(  # noqa: S603 -- what runs is this machine's compiler, on files of ours
-                [*command, *_FLAGS, "-o", str(library), *sources], capture_output=True, text=True, timeout=_TIMEOUT, check=False
+                [*command, *_FLAGS, "-o", str(library), *sources],
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT,
+                check=False,
             )
             if done.returncode:
-                raise NoKernelsError(f"{command[0]} failed: {(done.stderr.strip() or f'status {done.returncode}').splitlines()[-1]}")
+                raise NoKernelsError(
+                    f"{command[0]} failed: {(done.stderr.strip() or f'status {done.returncode}').splitlines()[-1]}"
+                )
             return ctypes.CDLL(str(library))
     except (OSError, subprocess.TimeoutExpired) as error:  # no room, a folder from which nothing may be run, no OpenMP
         raise NoKernelsError(f"{command[0]}: {error}") from error

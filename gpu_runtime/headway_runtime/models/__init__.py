@@ -1,1 +1,2 @@
-"""Model families, as torch modules driven by config.json. No sampling, no scheduling, no files: weights arrive as tensors."""
+"""Model families, as torch modules driven by config.json. No sampling, no scheduling, no files: weights arrive as
+tensors."""

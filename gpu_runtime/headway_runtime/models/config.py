@@ -1,4 +1,5 @@
-"""What a model is, read from its config.json: everything that changes its results is understood or refused, naming file and field.
+"""What a model is, read from its config.json: everything that changes its results is understood or refused, naming file
+and field.
 
 Keys that do not change what the model computes are ignored. Nothing here opens weights or touches a device.
 """
@@ -26,7 +27,8 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder. One entry of `windows` for each layer: None attends to everything, w to the newest w tokens."""
+    """The shape of a decoder. One entry of `windows` for each layer: None attends to everything, w to the newest w
+    tokens."""
 
     family: str
     vocab_size: int
@@ -70,7 +72,8 @@ class ModelConfig:
         return self.num_layers * in_layer * dtype.itemsize
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor that the model reads, by its public name, with its shape. A tied model's head is not among them."""
+        """Every tensor that the model reads, by its public name, with its shape. A tied model's head is not among
+        them."""
         hidden, inter = self.hidden_size, self.intermediate_size
         shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, hidden), "model.norm.weight": (hidden,)}
         for layer in range(self.num_layers):
@@ -98,19 +101,28 @@ class ModelConfig:
 
 
 def read_config(config: Mapping[str, Any], path: str) -> ModelConfig:
-    """The model of a parsed config.json. Raises CheckpointError(path, field) for what is missing, malformed or not computed here."""
+    """The model of a parsed config.json. Raises CheckpointError(path, field) for what is missing, malformed or not
+    computed here."""
     fields = _Fields(config, path)
     family = _family(config, path)
     if config.get("quantization_config") is not None:
-        raise CheckpointError(path, "quantization_config", "quantised weights are not supported: use the model's unquantised checkpoint")
+        raise CheckpointError(
+            path, "quantization_config", "quantised weights are not supported: use the model's unquantised checkpoint"
+        )
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
         raise CheckpointError(path, "hidden_act", f"only silu is computed here, not {config['hidden_act']!r}")
-    hidden, heads, layers = fields.count("hidden_size"), fields.count("num_attention_heads"), fields.count("num_hidden_layers")
+    hidden, heads, layers = (
+        fields.count("hidden_size"),
+        fields.count("num_attention_heads"),
+        fields.count("num_hidden_layers"),
+    )
     kv_heads = fields.count("num_key_value_heads", heads)
     if heads % kv_heads:
         raise CheckpointError(path, "num_key_value_heads", f"must divide num_attention_heads = {heads}, not {kv_heads}")
     if config.get("head_dim") is None and family != "qwen3" and hidden % heads:
-        raise CheckpointError(path, "head_dim", f"must be given: hidden_size = {hidden} is no multiple of num_attention_heads = {heads}")
+        raise CheckpointError(
+            path, "head_dim", f"must be given: hidden_size = {hidden} is no multiple of num_attention_heads = {heads}"
+        )
     head_dim = fields.count("head_dim", 128 if family == "qwen3" else hidden // heads)
     if head_dim % 2:
         raise CheckpointError(path, "head_dim", f"must be even, to be rotated in pairs, not {head_dim}")
@@ -155,18 +167,24 @@ def _family(config: Mapping[str, Any], path: str) -> str:
             raise CheckpointError(path, "architectures", f"must name one of {known}, not {architectures!r}")
         family = ARCHITECTURES[architectures[0]]
         if config.get("model_type", family) != family:
-            raise CheckpointError(path, "model_type", f"contradicts architectures: {config['model_type']!r} is not {architectures[0]}")
+            raise CheckpointError(
+                path, "model_type", f"contradicts architectures: {config['model_type']!r} is not {architectures[0]}"
+            )
         return family
     if config.get("model_type") in ARCHITECTURES.values():
         return str(config["model_type"])
-    raise CheckpointError(path, "architectures", f"is missing, and model_type = {config.get('model_type')!r} is none of the known families")
+    raise CheckpointError(
+        path,
+        "architectures",
+        f"is missing, and model_type = {config.get('model_type')!r} is none of the known families",
+    )
 
 
 def _windows(fields: _Fields, family: str, layers: int) -> tuple[int | None, ...]:
     """The window of each layer.
 
-    Llama has none. Mistral: a number on every layer; null or absent means none. Qwen: only if `use_sliding_window`, and then on the layers
-    that `layer_types` calls sliding_attention, or without it on those from `max_window_layers` on.
+    Llama has none. Mistral: a number on every layer; null or absent means none. Qwen: only if `use_sliding_window`, and
+    then on the layers that `layer_types` calls sliding_attention, or without it on those from `max_window_layers` on.
     """
     if family == "llama" or (family in ("qwen2", "qwen3") and not fields.flag("use_sliding_window", False)):
         return (None,) * layers
@@ -180,7 +198,9 @@ def _windows(fields: _Fields, family: str, layers: int) -> tuple[int | None, ...
         first = fields.count("max_window_layers", 28, least=0)
         return tuple(window if layer >= first else None for layer in range(layers))
     if not isinstance(types, list) or len(types) != layers or set(types) - {"full_attention", "sliding_attention"}:
-        raise CheckpointError(fields.path, "layer_types", f"must name full_attention or sliding_attention for each of {layers} layers")
+        raise CheckpointError(
+            fields.path, "layer_types", f"must name full_attention or sliding_attention for each of {layers} layers"
+        )
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 

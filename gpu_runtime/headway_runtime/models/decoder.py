@@ -1,7 +1,7 @@
 """The decoder of all families: Llama, Mistral, Qwen2 and Qwen3 differ in their config alone.
 
-One iteration is one flat batch of tokens, whatever sequences they belong to; only attention, which is passed in, knows which is whose.
-Inference only: no gradients, no dropout.
+One iteration is one flat batch of tokens, whatever sequences they belong to; only attention, which is passed in, knows
+which is whose. Inference only: no gradients, no dropout.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ class Decoder:
         layouts = choose_layouts(examples, config.matrix_bytes(checkpoint.dtype), device)
 
         def load(*names: str) -> torch.Tensor:
-            return torch.cat([checkpoint.tensor(name) for name in names]).to(device) if names[1:] else checkpoint.tensor(*names).to(device)
+            return (
+                torch.cat([checkpoint.tensor(name) for name in names]).to(device)
+                if names[1:]
+                else checkpoint.tensor(*names).to(device)
+            )
 
         def linear(*names: str, bias: bool) -> Linear:
             weights, biases = [f"{name}.weight" for name in names], [f"{name}.bias" for name in names]
@@ -58,7 +62,8 @@ class Decoder:
                     k_norm=load(at + "self_attn.k_norm.weight") if config.qk_norm else None,
                     output=linear(at + "self_attn.o_proj", bias=config.o_bias),
                     mlp_norm=load(at + "post_attention_layernorm.weight"),
-                    # Apart: on a CPU one product twice as wide is slower with many rows, its result leaves the cache before it is read.
+                    # Apart: on a CPU one product twice as wide is slower with many rows, its result leaves the cache
+                    # before it is read.
                     gate=linear(at + "mlp.gate_proj", bias=config.mlp_bias),
                     up=linear(at + "mlp.up_proj", bias=config.mlp_bias),
                     down=linear(at + "mlp.down_proj", bias=config.mlp_bias),
@@ -67,8 +72,11 @@ class Decoder:
         self.norm = load("model.norm.weight")
         self.head = Linear(self.embedding if config.tied else load(HEAD), None, Layouts(layouts.few, layouts.few))
 
-    def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention, wanted: torch.Tensor) -> torch.Tensor:
-        """ids and positions (tokens,), places `wanted` (rows,), all int64 → the last layer's output there, before its norm: (rows, hidden).
+    def hidden(
+        self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        """ids and positions (tokens,), places `wanted` (rows,), all int64 → the last layer's output there, before its
+        norm: (rows, hidden).
 
         Of the other tokens nobody reads more than keys and values, so the last layer stops with them.
         """

@@ -1,8 +1,9 @@
 """Rotary position embeddings: reading their many spellings, and the frequencies that they stand for.
 
-Formulas: RoPE, arXiv 2104.09864; linear scaling divides the frequencies by `factor`; YaRN, arXiv 2309.00071 (NTK-by-parts and the
-attention factor 0.1·ln(s) + 1); llama3, the piecewise rule of Llama 3.1. `dynamic` changes its frequencies with the length while the cached
-keys keep the old ones, so it is accepted only up to the original length, where it equals the plain form.
+Formulas: RoPE, arXiv 2104.09864; linear scaling divides the frequencies by `factor`; YaRN, arXiv 2309.00071
+(NTK-by-parts and the attention factor 0.1·ln(s) + 1); llama3, the piecewise rule of Llama 3.1. `dynamic` changes its
+frequencies with the length while the cached keys keep the old ones, so it is accepted only up to the original length,
+where it equals the plain form.
 
 Nothing here knows of tensors' names, of attention or of a device.
 """
@@ -39,7 +40,8 @@ class Rope:
     def max_positions(self, declared: int) -> int:
         """Positions that this embedding can serve, given the config's `max_position_embeddings`.
 
-        linear: declared · factor; yarn: original · factor; llama3: the config declares the extended length itself; dynamic: as declared.
+        linear: declared · factor; yarn: original · factor; llama3: the config declares the extended length itself;
+        dynamic: as declared.
         """
         if self.kind == "linear":
             return int(declared * self.factor)
@@ -49,17 +51,24 @@ class Rope:
 
 
 def read_rope(config: Mapping[str, Any], path: str, max_positions: int) -> Rope:
-    """The rotary embedding of a config.json: `rope_scaling` (keys `type` or `rope_type`), or the newer `rope_parameters` that holds
-    `rope_theta` too. Raises CheckpointError, naming the field, for a kind or a value that is not known to mean what we compute."""
+    """The rotary embedding of a config.json: `rope_scaling` (keys `type` or `rope_type`), or the newer
+    `rope_parameters` that holds `rope_theta` too. Raises CheckpointError, naming the field, for a kind or a value that
+    is not known to mean what we compute."""
     scaling, parameters = config.get("rope_scaling"), config.get("rope_parameters")
     where = "rope_scaling" if scaling else "rope_parameters"
     given = scaling or parameters or {}
     if not isinstance(given, Mapping):
         raise CheckpointError(path, where, f"must be an object or null, not {given!r}")
     if scaling and parameters and _kind(scaling) != _kind(parameters):
-        raise CheckpointError(path, where, f"contradicts rope_parameters: {_kind(scaling)!r} here, {_kind(parameters)!r} there; remove one")
+        raise CheckpointError(
+            path,
+            where,
+            f"contradicts rope_parameters: {_kind(scaling)!r} here, {_kind(parameters)!r} there; remove one",
+        )
     if any(isinstance(value, Mapping) for value in given.values()):
-        raise CheckpointError(path, where, "a different embedding for each layer type is not supported: give one for all layers")
+        raise CheckpointError(
+            path, where, "a different embedding for each layer type is not supported: give one for all layers"
+        )
 
     def number(key: str, default: float | None) -> float:
         value = given.get(key, default)
@@ -72,7 +81,9 @@ def read_rope(config: Mapping[str, Any], path: str, max_positions: int) -> Rope:
         raise CheckpointError(path, f"{where}.rope_type", f"must be one of {', '.join(_KNOWN)}, not {kind!r}")
     partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
-        raise CheckpointError(path, "partial_rotary_factor", f"rotating a part of each head is not supported: must be 1, not {partial!r}")
+        raise CheckpointError(
+            path, "partial_rotary_factor", f"rotating a part of each head is not supported: must be 1, not {partial!r}"
+        )
     theta = given.get("rope_theta", config.get("rope_theta"))
     if theta is None:
         theta = 10000.0
@@ -85,11 +96,15 @@ def read_rope(config: Mapping[str, Any], path: str, max_positions: int) -> Rope:
         raise CheckpointError(path, f"{where}.factor", f"must be at least 1, not {factor}")
     if kind == "linear":
         return Rope(kind, float(theta), factor, max_positions)
-    original = config.get("original_max_position_embeddings") or int(number("original_max_position_embeddings", max_positions))
+    original = config.get("original_max_position_embeddings") or int(
+        number("original_max_position_embeddings", max_positions)
+    )
     if kind == "llama3":
         low, high = number("low_freq_factor", None), number("high_freq_factor", None)
         if high <= low:
-            raise CheckpointError(path, f"{where}.high_freq_factor", f"must be above low_freq_factor = {low}, not {high}")
+            raise CheckpointError(
+                path, f"{where}.high_freq_factor", f"must be above low_freq_factor = {low}, not {high}"
+            )
         return Rope(kind, float(theta), factor, original, low, high)
     return Rope(
         kind,
@@ -125,7 +140,9 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
         return plain / rope.factor
     if rope.kind == "llama3":
         wavelength = 2 * math.pi / plain
-        smooth = (rope.original_length / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        smooth = (rope.original_length / wavelength - rope.low_freq_factor) / (
+            rope.high_freq_factor - rope.low_freq_factor
+        )
         smooth = smooth.clamp(0, 1)  # 0: long waves, fully scaled; 1: short waves, untouched
         return (1 - smooth) * plain / rope.factor + smooth * plain
     if rope.kind == "yarn":
@@ -145,7 +162,8 @@ def _dimension_of(turns: float, rope: Rope, head_dim: int) -> float:
 
 
 class RopeTable:
-    """cos and sin of every position that may be served, (positions, head_dim) each, the two halves alike, the attention factor applied."""
+    """cos and sin of every position that may be served, (positions, head_dim) each, the two halves alike, the attention
+    factor applied."""
 
     def __init__(self, rope: Rope, head_dim: int, positions: int, dtype: torch.dtype, device: torch.device) -> None:
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
@@ -160,7 +178,8 @@ class RopeTable:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate (tokens, heads, head_dim) by (tokens, 1, head_dim) of `RopeTable.at`; dimension i pairs with i + head_dim / 2."""
+    """Rotate (tokens, heads, head_dim) by (tokens, 1, head_dim) of `RopeTable.at`; dimension i pairs with i + head_dim
+    / 2."""
     half = x.shape[-1] // 2
     out = x * cos
     out[..., :half].addcmul_(x[..., half:], sin[..., :half])

@@ -1,4 +1,5 @@
-"""Builders for door tests: a class, a request, a load report, with everything that a test does not care about filled in."""
+"""Builders for door tests: a class, a request, a load report, with everything that a test does not care about filled
+in."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ MakeReport = Callable[..., RuntimeReport]
 
 @pytest.fixture
 def priority_class() -> MakeClass:
-    def make(priority: int = 0, target: float | None = 10.0, shares: int = 1, max_queue_time: float | None = None) -> PriorityClass:
+    def make(
+        priority: int = 0, target: float | None = 10.0, shares: int = 1, max_queue_time: float | None = None
+    ) -> PriorityClass:
         # Without a TTFT objective there has to be another one; TPOT plays no part at the door.
         from headway_core.slo import TpotObjective
 
@@ -87,7 +90,9 @@ def report() -> MakeReport:
             seq=next(numbers),
             at=0.0,
             state=ReplicaState.READY,
-            capacity=Capacity(max_num_seqs=8, prefill_token_budget=512, max_model_len=32_768, block_size=16, total_blocks=10_000),
+            capacity=Capacity(
+                max_num_seqs=8, prefill_token_budget=512, max_model_len=32_768, block_size=16, total_blocks=10_000
+            ),
             effective=Knobs(),
             free_slots=8,
             free_blocks=10_000,

@@ -15,7 +15,9 @@ def controller(rule: Rule = Rule.MOORE, **options: object) -> AdmissionControlle
     return AdmissionController(rule, **{"margin": 0.0, **options})  # type: ignore[arg-type]
 
 
-def test_an_idle_pool_admits_and_a_busy_one_keeps_waiting_until_the_last_useful_instant(priority_class, request_of, busy) -> None:
+def test_an_idle_pool_admits_and_a_busy_one_keeps_waiting_until_the_last_useful_instant(
+    priority_class, request_of, busy
+) -> None:
     slo = priority_class(target=10.0)
     one = request_of(2000, arrival=3.0, slo=slo)
     idle = busy(backlog=0.0)
@@ -66,7 +68,9 @@ def test_moore_gives_up_the_largest_up_to_the_first_that_would_be_late(priority_
     assert isinstance(decision, Wait)
     assert [(one.request_id, one.reason) for one in decision.give_up] == [(large.request_id, ShedReason.OUTRANKED)]
     # The largest may be the newcomer itself.
-    decision = controller().decide(request_of(3000, arrival=0.3, slo=slo), busy(small, large, middle, backlog=300.0), [slo], 0.3)
+    decision = controller().decide(
+        request_of(3000, arrival=0.3, slo=slo), busy(small, large, middle, backlog=300.0), [slo], 0.3
+    )
     assert isinstance(decision, Shed)
     assert decision.reason is ShedReason.PREFILL_WAIT
 
@@ -89,7 +93,9 @@ def test_who_was_turned_away_before_is_given_up_only_for_much_shorter_ones(prior
 def test_nobody_is_given_up_for_one_that_would_be_late_alone(priority_class, request_of, busy) -> None:
     slo = priority_class(target=5.0)
     waiting = [request_of(1000, arrival=0.0, slo=slo) for _ in range(2)]
-    decision = controller().decide(request_of(400, arrival=0.0, slo=slo), busy(*waiting, backlog=4700.0, priority=0), [slo], 0.0)
+    decision = controller().decide(
+        request_of(400, arrival=0.0, slo=slo), busy(*waiting, backlog=4700.0, priority=0), [slo], 0.0
+    )
     assert isinstance(decision, Shed)
     # And those that wait are given up only when it is reviewed whether they can still make it.
     late = controller().review(busy(*waiting, backlog=4700.0, priority=0), [slo], 0.0)
@@ -125,13 +131,18 @@ def test_where_slots_are_short_the_late_one_goes_since_every_slot_is_alike(prior
     slo = priority_class(target=5.0)
     waiting = [request_of(100, arrival=0.0, slo=slo) for _ in range(4)]
     decision = controller().decide(
-        request_of(10, arrival=0.0, slo=slo), busy(*waiting, backlog=1.0, free_slots=0, completion_rate=0.95), [slo], 0.0
+        request_of(10, arrival=0.0, slo=slo),
+        busy(*waiting, backlog=1.0, free_slots=0, completion_rate=0.95),
+        [slo],
+        0.0,
     )
     assert isinstance(decision, Shed)
     assert decision.reason is ShedReason.SLOT_WAIT
 
 
-def test_where_slots_are_short_a_slower_moment_costs_nobody_who_waits_their_place(priority_class, request_of, busy) -> None:
+def test_where_slots_are_short_a_slower_moment_costs_nobody_who_waits_their_place(
+    priority_class, request_of, busy
+) -> None:
     slo = priority_class(target=5.0)
     waiting = [request_of(100, arrival=0.0, slo=slo) for _ in range(4)]
     # Fewer answers end at this moment: the last two would be late, the newcomer too.
@@ -146,7 +157,9 @@ def test_where_slots_are_short_a_slower_moment_costs_nobody_who_waits_their_plac
     assert [one.request_id for one in controller().review(slow, [slo], 0.0)] == [one.request_id for one in waiting[2:]]
 
 
-def test_while_rates_are_unknown_one_iteration_goes_in_the_rest_waits_and_nobody_is_shed(priority_class, request_of, busy) -> None:
+def test_while_rates_are_unknown_one_iteration_goes_in_the_rest_waits_and_nobody_is_shed(
+    priority_class, request_of, busy
+) -> None:
     slo = priority_class(target=1.0)
     unknown = {"prefill_rate": None, "budget": 512}
     decision = controller().decide(request_of(5000, slo=slo), busy(backlog=100.0, **unknown), [slo], 0.0)
@@ -157,7 +170,9 @@ def test_while_rates_are_unknown_one_iteration_goes_in_the_rest_waits_and_nobody
     assert decision.expiry == 1.0, "past its deadline it is late whatever is unknown"
 
 
-def test_one_wait_that_is_too_long_is_reason_enough_while_the_others_are_unknown(priority_class, request_of, busy) -> None:
+def test_one_wait_that_is_too_long_is_reason_enough_while_the_others_are_unknown(
+    priority_class, request_of, busy
+) -> None:
     slo = priority_class(target=5.0)
     full = {"prefill_rate": None, "free_slots": 0}
     decision = controller().decide(request_of(100, slo=slo), busy(completion_rate=0.25, **full), [slo], 0.0)
@@ -222,10 +237,14 @@ def test_without_a_prediction_littles_law_is_what_bounds_the_wait(priority_class
     newcomer = request_of(10, arrival=60.0, slo=slo)
     assert isinstance(door.decide(newcomer, busy(*waiting, prefill_rate=None), [slo], 60.0), Shed)
     assert isinstance(door.decide(newcomer, busy(*waiting[:9], prefill_rate=None), [slo], 60.0), Wait)
-    assert isinstance(door.decide(newcomer, busy(*waiting), [slo], 60.0), Wait), "a prediction that holds is never overruled"
+    assert isinstance(door.decide(newcomer, busy(*waiting), [slo], 60.0), Wait), (
+        "a prediction that holds is never overruled"
+    )
 
 
-def test_the_margin_is_learned_from_errors_near_the_target_and_leaves_room_to_learn_more(priority_class, request_of) -> None:
+def test_the_margin_is_learned_from_errors_near_the_target_and_leaves_room_to_learn_more(
+    priority_class, request_of
+) -> None:
     slo = priority_class(target=10.0)
     door = AdmissionController()
     one = request_of(slo=slo)
@@ -245,7 +264,9 @@ def test_the_margin_is_learned_from_errors_near_the_target_and_leaves_room_to_le
     assert door.margin(one) == 0.0, "being early is no reason to promise what cannot be predicted"
 
 
-def test_saturation_is_raised_by_offered_work_before_any_queue_and_sheds_nobody(priority_class, request_of, busy) -> None:
+def test_saturation_is_raised_by_offered_work_before_any_queue_and_sheds_nobody(
+    priority_class, request_of, busy
+) -> None:
     slo = priority_class(target=10.0)
     door = controller()
     load = busy(backlog=0.0)

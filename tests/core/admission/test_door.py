@@ -12,12 +12,18 @@ from headway_core.contract import ClassLoad, ReplicaState, ShedReason
 
 def door_of(*classes, rule: Rule = Rule.MOORE, limits: QueueLimits = QueueLimits()) -> Door:
     return Door(
-        classes, "gw", controller=AdmissionController(rule, margin=0.0), queue=WaitingQueue(limits), fleet=Fleet("gw", interval=1.0)
+        classes,
+        "gw",
+        controller=AdmissionController(rule, margin=0.0),
+        queue=WaitingQueue(limits),
+        fleet=Fleet("gw", interval=1.0),
     )
 
 
 @pytest.mark.parametrize("rule", list(Rule))
-def test_every_offered_request_is_answered_once_and_nothing_is_left_behind(priority_class, request_of, report, rule) -> None:
+def test_every_offered_request_is_answered_once_and_nothing_is_left_behind(
+    priority_class, request_of, report, rule
+) -> None:
     rng = random.Random(11)
     classes = [priority_class(0, 4.0), priority_class(5, 2.0, shares=4)]
     door = door_of(*classes, rule=rule, limits=QueueLimits(requests=30, bytes=20_000, seconds=6.0))
@@ -42,7 +48,9 @@ def test_every_offered_request_is_answered_once_and_nothing_is_left_behind(prior
         now += rng.expovariate(25)
         action = rng.random()
         if action < 0.4:
-            one = request_of(rng.randint(1, 3000), arrival=now, slo=rng.choice(classes), size_bytes=rng.randint(0, 3000))
+            one = request_of(
+                rng.randint(1, 3000), arrival=now, slo=rng.choice(classes), size_bytes=rng.randint(0, 3000)
+            )
             offered.add(one.request_id)
             act(door.offer(one, now))
         elif action < 0.55:
@@ -100,10 +108,18 @@ def test_every_offered_request_is_answered_once_and_nothing_is_left_behind(prior
     assert not door._tried
 
 
-def test_turns_go_to_the_highest_class_at_once_and_to_an_aged_lower_one_in_its_place(priority_class, request_of, report) -> None:
+def test_turns_go_to_the_highest_class_at_once_and_to_an_aged_lower_one_in_its_place(
+    priority_class, request_of, report
+) -> None:
     low, high = priority_class(0, None, max_queue_time=1000.0), priority_class(9, 500.0)
     door = door_of(low, high)
-    full = {"free_slots": 0, "running": 8, "classes": (ClassLoad(9, 0, 8, 5000),), "prefill_rate": 1000.0, "completion_rate": None}
+    full = {
+        "free_slots": 0,
+        "running": 8,
+        "classes": (ClassLoad(9, 0, 8, 5000),),
+        "prefill_rate": 1000.0,
+        "completion_rate": None,
+    }
     door.report(report(**full), 0.0)
     patient = request_of(100, arrival=0.0, slo=low)
     door.offer(patient, 0.0)
@@ -117,7 +133,12 @@ def test_turns_go_to_the_highest_class_at_once_and_to_an_aged_lower_one_in_its_p
     for step in range(6):
         # One slot comes free at a time; after eight seconds the low request has aged and has credit.
         now = 1.0 + step * 2.0
-        door.report(report(free_slots=1, running=7, classes=(ClassLoad(9, 0, 7, 0),), dispatched={"gw": step}, completion_rate=None), now)
+        door.report(
+            report(
+                free_slots=1, running=7, classes=(ClassLoad(9, 0, 7, 0),), dispatched={"gw": step}, completion_rate=None
+            ),
+            now,
+        )
         (dispatch,) = door.turns(now).dispatches
         order.append((dispatch.request.request_id, dispatch.priority))
     assert order[0] == (first.request_id, 9)
@@ -126,7 +147,9 @@ def test_turns_go_to_the_highest_class_at_once_and_to_an_aged_lower_one_in_its_p
     assert order[place][1] == 9, "in the engine too it must not stand behind the class that it was let past"
 
 
-def test_a_full_queue_gives_up_the_lowest_and_latest_for_a_higher_class_and_refuses_its_own(priority_class, request_of, report) -> None:
+def test_a_full_queue_gives_up_the_lowest_and_latest_for_a_higher_class_and_refuses_its_own(
+    priority_class, request_of, report
+) -> None:
     low, high = priority_class(0, 1000.0), priority_class(9, 1000.0)
     door = door_of(low, high, limits=QueueLimits(requests=3, bytes=1000, seconds=100))
     door.report(report(free_slots=0, running=8, classes=(ClassLoad(9, 0, 8, 100),)), 0.0)
@@ -164,7 +187,9 @@ def test_whoever_waits_too_long_is_told_why(priority_class, request_of, report) 
     assert shed.reason is ShedReason.NO_REPLICA
 
 
-def test_when_replicas_slow_down_those_who_cannot_make_it_any_more_are_told_at_the_next_report(priority_class, request_of, report) -> None:
+def test_when_replicas_slow_down_those_who_cannot_make_it_any_more_are_told_at_the_next_report(
+    priority_class, request_of, report
+) -> None:
     slo = priority_class(0, 5.0)
     door = door_of(slo)
     busy = {"free_slots": 2, "running": 6}
@@ -258,7 +283,9 @@ def test_another_try_avoids_those_tried_and_repeated_failures_eject(priority_cla
     assert [load.replica for load in door.fleet.loads(0.1)] == ["b"]
 
 
-def test_one_that_failed_waits_for_another_replica_and_not_for_the_one_that_failed_it(priority_class, request_of, report) -> None:
+def test_one_that_failed_waits_for_another_replica_and_not_for_the_one_that_failed_it(
+    priority_class, request_of, report
+) -> None:
     slo = priority_class(0, 50.0)
     door = door_of(slo)
     door.report(report("a"), 0.0)

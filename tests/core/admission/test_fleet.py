@@ -21,7 +21,8 @@ def test_exactly_what_the_report_has_not_seen_is_added(report) -> None:
         fleet.dispatch("r0", 0, tokens, now=0.0)
     assert only(fleet, 0.0).backlog == {0: 700.0}
     assert only(fleet, 0.0).waiting == {0: 3}
-    # The report has seen the first two, which are among its 250 remaining tokens; another gateway's numbers say nothing here.
+    # The report has seen the first two, which are among its 250 remaining tokens; another gateway's numbers say nothing
+    # here.
     seen = report(prefill_rate=None, dispatched={"gw": 2, "other": 99}, classes=(ClassLoad(0, 1, 1, 250),))
     fleet.observe(seen, now=0.1)
     assert only(fleet, 0.1).backlog == {0: 650.0}
@@ -89,9 +90,18 @@ def test_a_rate_that_is_no_longer_measured_is_remembered_within_a_boot_only(repo
 
 def test_a_hint_updates_what_it_says_and_keeps_what_it_cannot_say(report) -> None:
     fleet = Fleet("gw")
-    fleet.observe(report(seq=10, classes=(ClassLoad(5, 2, 3, 900), ClassLoad(0, 4, 1, 100)), iteration_seconds=0.2), 0.0)
+    fleet.observe(
+        report(seq=10, classes=(ClassLoad(5, 2, 3, 900), ClassLoad(0, 4, 1, 100)), iteration_seconds=0.2), 0.0
+    )
     hint = LoadHint(
-        "r0-boot", 11, running=3, waiting=7, free_slots=5, free_blocks=77, remaining_prefill_tokens={5: 50, 1: 10}, dispatched={"gw": 1}
+        "r0-boot",
+        11,
+        running=3,
+        waiting=7,
+        free_slots=5,
+        free_blocks=77,
+        remaining_prefill_tokens={5: 50, 1: 10},
+        dispatched={"gw": 1},
     )
     fleet.hint("r0", hint, 0.5)
     load = only(fleet, 0.5)

@@ -54,7 +54,8 @@ def test_a_request_starts_unless_longer_ones_than_can_be_carried_meet_a_queue_th
 
 @pytest.fixture
 def overloaded(priority_class, request_of):
-    """A controller that was offered twice what 1,000 tokens/s carry (lengths up to 1,300 fit), its class, and the instant."""
+    """A controller that was offered twice what 1,000 tokens/s carry (lengths up to 1,300 fit), its class, and the
+    instant."""
 
     def make(rule: Rule = Rule.MOORE, priority: int = 0, **options):
         slo = priority_class(priority, 10.0)
@@ -88,9 +89,12 @@ def test_a_long_one_is_refused_at_its_turn_only_when_the_queue_is_nearly_full(ov
 
 
 @pytest.mark.parametrize(
-    "options", [{"anticipate": False}, {"by_tokens": True}, *({"rule": rule} for rule in Rule if rule is not Rule.MOORE)]
+    "options",
+    [{"anticipate": False}, {"by_tokens": True}, *({"rule": rule} for rule in Rule if rule is not Rule.MOORE)],
 )
-def test_only_moores_rule_looks_ahead_and_only_where_requests_count_alike(overloaded, request_of, busy, options) -> None:
+def test_only_moores_rule_looks_ahead_and_only_where_requests_count_alike(
+    overloaded, request_of, busy, options
+) -> None:
     door, slo, now = overloaded(**options)
     long = request_of(1900, arrival=now - 9.0, slo=slo)
     load = busy(long, *(request_of(500, arrival=now - 1.0, slo=slo) for _ in range(14)), backlog=1.0)
@@ -103,7 +107,9 @@ def test_while_the_pool_carries_all_that_is_offered_nobody_is_refused_at_its_tur
     crowd = [request_of(1000, arrival=now - 1.0, slo=slo) for _ in range(14)]
     assert door.turn(long, busy(long, *crowd, backlog=1.0), [slo], now) is not None
     assert door.turn(long, busy(long, *crowd, backlog=1.0, prefill_rate=2100.0), [slo], now) is None
-    assert door.turn(long, busy(long, *crowd, backlog=1.0, prefill_rate=None), [slo], now) is None, "unknown is no reason"
+    assert door.turn(long, busy(long, *crowd, backlog=1.0, prefill_rate=None), [slo], now) is None, (
+        "unknown is no reason"
+    )
 
 
 def test_what_higher_classes_take_is_not_there_for_a_lower_one(priority_class, request_of, busy) -> None:

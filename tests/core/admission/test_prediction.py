@@ -1,4 +1,5 @@
-"""Predicted TTFT: the longest of three waits, plus the own prompt, plus an iteration; and what is unknown stays unknown."""
+"""Predicted TTFT: the longest of three waits, plus the own prompt, plus an iteration; and what is unknown stays
+unknown."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def test_the_longest_wait_counts_and_is_named(request_of, replica_load) -> None:
 
 
 def test_what_a_class_finds_in_the_engine_is_its_own_and_higher_work(priority_class, request_of, replica_load) -> None:
-    replica = replica_load(backlog={10: 1000.0, 0: 5000.0}, waiting={10: 1, 0: 7}, running={10: 2, 0: 3}, free_slots=0, completion_rate=1.0)
+    replica = replica_load(
+        backlog={10: 1000.0, 0: 5000.0}, waiting={10: 1, 0: 7}, running={10: 2, 0: 3}, free_slots=0, completion_rate=1.0
+    )
     high = predict(request_of(slo=priority_class(10)), replica)
     low = predict(request_of(slo=priority_class(0)), replica)
     assert (high.prefill_wait, low.prefill_wait) == (1.0, 6.0)
@@ -58,7 +61,9 @@ def test_a_queue_is_laid_over_the_replicas_that_are_ready_first(request_of, repl
 
 
 @pytest.mark.parametrize("binding", ["prefill", "slots", "blocks", "nothing", "unknown"])
-def test_the_first_late_one_is_the_first_whose_own_prediction_is_late(priority_class, request_of, replica_load, binding) -> None:
+def test_the_first_late_one_is_the_first_whose_own_prediction_is_late(
+    priority_class, request_of, replica_load, binding
+) -> None:
     changes = {
         "prefill": {"backlog": {5: 700.0, 0: 900.0}},
         "slots": {"free_slots": -2, "completion_rate": 3.0},
@@ -66,11 +71,16 @@ def test_the_first_late_one_is_the_first_whose_own_prediction_is_late(priority_c
         "nothing": {},
         "unknown": {"prefill_rate": None, "completion_rate": None, "free_slots": 0, "block_release_rate": None},
     }[binding]
-    load = Load((replica_load("a", running={0: 1}, iteration=0.1, **changes), replica_load("b", running={0: 1}, **changes)))
+    load = Load(
+        (replica_load("a", running={0: 1}, iteration=0.1, **changes), replica_load("b", running={0: 1}, **changes))
+    )
     rng = random.Random(3)
     found = set()
     for _ in range(200):
-        order = [request_of(rng.randint(1, 1500), rng.uniform(-4, 0), priority_class(rank, 5.0)) for rank in (5, 5, 5, 0, 0, 0, 0, 0)]
+        order = [
+            request_of(rng.randint(1, 1500), rng.uniform(-4, 0), priority_class(rank, 5.0))
+            for rank in (5, 5, 5, 0, 0, 0, 0, 0)
+        ]
         laid_out, expected = Forecast(load, {0: 0.5, 5: 0.5}), None
         for index, one in enumerate(order):
             prediction = laid_out.add(one)
@@ -82,7 +92,9 @@ def test_the_first_late_one_is_the_first_whose_own_prediction_is_late(priority_c
     assert len(found) > 2 or binding in ("nothing", "unknown")
 
 
-def test_lower_classes_are_charged_for_what_higher_ones_will_send_up_to_their_own_share(priority_class, request_of, replica_load) -> None:
+def test_lower_classes_are_charged_for_what_higher_ones_will_send_up_to_their_own_share(
+    priority_class, request_of, replica_load
+) -> None:
     low = request_of(slo=priority_class(0))
     ahead = {0: 2000.0}
     for higher, stretch in ((0.0, 1.0), (500.0, 2.0), (5000.0, 4.0)):

@@ -30,7 +30,9 @@ def test_windows_of_tokens_slots_and_blocks_keep_the_engines_queue_short(request
     running = {"running": {0: 1}}
     assert replica_load(backlog={0: 512.0}, budget=512, **running).accepts(one)
     assert not replica_load(backlog={0: 513.0}, budget=512, **running).accepts(one)
-    assert replica_load(backlog={0: 600.0}, budget=512, slack=0.1, **running).accepts(one), "what is computed before it can arrive"
+    assert replica_load(backlog={0: 600.0}, budget=512, slack=0.1, **running).accepts(one), (
+        "what is computed before it can arrive"
+    )
     assert not replica_load(free_slots=2, waiting={0: 2}, **running).accepts(one)
     assert replica_load(free_slots=0, waiting={}, completion_rate=10.0, slack=0.1, **running).accepts(one)
     assert not replica_load(free_blocks=62, **running).accepts(one)
@@ -38,7 +40,9 @@ def test_windows_of_tokens_slots_and_blocks_keep_the_engines_queue_short(request
     assert choose(one, Load((replica_load(free_slots=0, **running),))) is None
 
 
-def test_a_higher_class_looks_past_lower_work_and_may_take_a_lower_slot(priority_class, request_of, replica_load) -> None:
+def test_a_higher_class_looks_past_lower_work_and_may_take_a_lower_slot(
+    priority_class, request_of, replica_load
+) -> None:
     full = replica_load(backlog={0: 9000.0}, waiting={0: 5}, running={0: 8}, free_slots=0, budget=512)
     assert full.accepts(request_of(1000, slo=priority_class(10)))
     assert not full.accepts(request_of(1000, slo=priority_class(0)))

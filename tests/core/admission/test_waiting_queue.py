@@ -9,7 +9,9 @@ import pytest
 from headway_core.admission import QueueLimits, WaitingQueue
 
 
-def test_the_highest_class_goes_first_and_within_a_class_the_order_is_that_of_arrival(priority_class, request_of) -> None:
+def test_the_highest_class_goes_first_and_within_a_class_the_order_is_that_of_arrival(
+    priority_class, request_of
+) -> None:
     low, high = priority_class(0), priority_class(5)
     queue = WaitingQueue()
     made = [request_of(arrival=at, slo=slo) for at, slo in ((0, low), (1, high), (2, low), (3, high), (3, high))]
@@ -77,7 +79,9 @@ def test_everybody_leaves_exactly_once_whatever_happens(priority_class, request_
         now += rng.expovariate(20)
         action = rng.random()
         if action < 0.5:
-            one = request_of(tokens=rng.randint(1, 500), arrival=now, slo=rng.choice(classes), size_bytes=rng.randint(0, 400))
+            one = request_of(
+                tokens=rng.randint(1, 500), arrival=now, slo=rng.choice(classes), size_bytes=rng.randint(0, 400)
+            )
             if queue.fits(one):
                 queue.push(one, now + rng.uniform(0.01, 10))
                 entered.add(one.request_id)
@@ -107,7 +111,10 @@ def test_everybody_leaves_exactly_once_whatever_happens(priority_class, request_
 def test_a_low_class_under_an_endless_stream_of_higher_ones_is_served_within_the_documented_bound(
     priority_class, request_of, shares
 ) -> None:
-    high, low = priority_class(10, shares=shares[0]), priority_class(0, shares=shares[1], target=None, max_queue_time=1e6)
+    high, low = (
+        priority_class(10, shares=shares[0]),
+        priority_class(0, shares=shares[1], target=None, max_queue_time=1e6),
+    )
     queue = WaitingQueue(QueueLimits(seconds=1e6), ageing=5.0)
     rate, now = 1000.0, 0.0
     waiting_low = [request_of(tokens=2000, arrival=0.0, slo=low) for _ in range(4)]
@@ -131,7 +138,9 @@ def test_a_low_class_under_an_endless_stream_of_higher_ones_is_served_within_the
     for place, one in enumerate(waiting_low):
         ahead = place * 2000
         assert started[one.request_id] <= 5.0 + (ahead + 2000) * total / rate + 2000 / rate
-    assert given[0] / (given[0] + given[10]) <= 1.2 / total, "ageing guarantees a share, it does not turn the order round"
+    assert given[0] / (given[0] + given[10]) <= 1.2 / total, (
+        "ageing guarantees a share, it does not turn the order round"
+    )
 
 
 def test_a_fresh_low_request_never_goes_before_a_higher_class(priority_class, request_of) -> None:

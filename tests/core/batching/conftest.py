@@ -1,8 +1,9 @@
 """A tiny engine around the scheduler, whose "model" really reads its cache: a wrong block gives wrong tokens.
 
-The cached content of position i is a hash of the content of position i - 1, read through the block table, and token i. The next token is
-a hash of all contents up to the last position. So the output of every sequence can be compared with what `oracle` computes without any
-blocks, and whatever was shared, cut, evicted, recomputed or overwritten wrongly shows.
+The cached content of position i is a hash of the content of position i - 1, read through the block table, and token i.
+The next token is a hash of all contents up to the last position. So the output of every sequence can be compared with
+what `oracle` computes without any blocks, and whatever was shared, cut, evicted, recomputed or overwritten wrongly
+shows.
 """
 
 import zlib
@@ -46,7 +47,9 @@ class Engine:
     """Owner and executor in one. `depth` plans may be in flight; each is executed when it is collected."""
 
     def __init__(self, *, blocks, block_size, max_num_seqs=8, budget=64, depth=1, **options):
-        self.scheduler = Scheduler(num_blocks=blocks, block_size=block_size, limits=Limits(max_num_seqs, budget), **options)
+        self.scheduler = Scheduler(
+            num_blocks=blocks, block_size=block_size, limits=Limits(max_num_seqs, budget), **options
+        )
         self.block_size, self.depth = block_size, depth
         self.now = 0.0
         self.cache = {}  # (block, offset) → content
@@ -72,7 +75,15 @@ class Engine:
         seq_id = next(self.ids)
         if isinstance(prompt, int):
             prompt = [(seq_id * 7 + i) % VOCABULARY for i in range(prompt)]
-        seq = Sequence(seq_id, rank, self.now if arrival is None else arrival, len(prompt), max_tokens=max_tokens, group=group, **options)
+        seq = Sequence(
+            seq_id,
+            rank,
+            self.now if arrival is None else arrival,
+            len(prompt),
+            max_tokens=max_tokens,
+            group=group,
+            **options,
+        )
         extend_digests(seq.digests, prompt, self.block_size)
         self.scheduler.add(seq, self.now)
         self.known[seq_id] = list(prompt)
@@ -90,7 +101,14 @@ class Engine:
     def launch(self):
         """One `schedule`; the plan, or None."""
         before = {
-            seq.seq_id: (seq.num_computed, seq.num_inflight, seq.prefill_end, seq.num_outputs, seq.preemptions, seq.state)
+            seq.seq_id: (
+                seq.num_computed,
+                seq.num_inflight,
+                seq.prefill_end,
+                seq.num_outputs,
+                seq.preemptions,
+                seq.state,
+            )
             for seq in self.alive()
         }
         running = self.scheduler.load(self.now).running

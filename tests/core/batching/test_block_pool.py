@@ -137,7 +137,9 @@ def test_how_much_tables_free_together():
     assert pool.freed_by([one, other], apart_from=shared) == 3
 
 
-@pytest.mark.parametrize("misuse", [lambda pool: pool.release([0]), lambda pool: pool.publish(0, digest(0)), lambda pool: BlockPool(0)])
+@pytest.mark.parametrize(
+    "misuse", [lambda pool: pool.release([0]), lambda pool: pool.publish(0, digest(0)), lambda pool: BlockPool(0)]
+)
 def test_misuse_is_refused(misuse):
     with pytest.raises(ValueError, match=r"held by nobody|at least 1"):
         misuse(BlockPool(1))

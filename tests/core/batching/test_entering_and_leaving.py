@@ -15,7 +15,8 @@ def ids(plan):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "max_tokens", "fits"), [(39, None, True), (40, None, False), (20, 20, True), (20, 21, False), (39, 1, True)]
+    ("prompt", "max_tokens", "fits"),
+    [(39, None, True), (40, None, False), (20, 20, True), (20, 21, False), (39, 1, True)],
 )
 def test_what_could_never_fit_is_refused_with_both_numbers(engine, prompt, max_tokens, fits):
     run = engine(blocks=10, block_size=4)
@@ -138,11 +139,17 @@ def test_the_load_says_what_waits_runs_and_remains(engine):
     run.add(6, length=5, rank=0)
     load = run.scheduler.load(2.0)
     assert (load.at, load.running, load.waiting, load.free_slots, load.free_blocks) == (2.0, 0, 3, 2, 30)
-    assert [(c.priority, c.waiting, c.running, c.remaining_prefill_tokens) for c in load.classes] == [(1, 1, 0, 20), (0, 2, 0, 16)]
+    assert [(c.priority, c.waiting, c.running, c.remaining_prefill_tokens) for c in load.classes] == [
+        (1, 1, 0, 20),
+        (0, 2, 0, 16),
+    ]
     run.step()
     load = run.scheduler.load(3.0)
     assert (load.running, load.waiting, load.free_slots, load.free_blocks) == (1, 2, 1, 24)
-    assert [(c.priority, c.waiting, c.running, c.remaining_prefill_tokens) for c in load.classes] == [(1, 0, 1, 12), (0, 2, 0, 16)]
+    assert [(c.priority, c.waiting, c.running, c.remaining_prefill_tokens) for c in load.classes] == [
+        (1, 0, 1, 12),
+        (0, 2, 0, 16),
+    ]
     run.run()
     load = run.scheduler.load(9.0)
     assert load.classes == ()

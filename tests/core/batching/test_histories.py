@@ -1,4 +1,5 @@
-"""Random histories against an engine that reads its cache: whatever happens, the tokens are right and everything comes back."""
+"""Random histories against an engine that reads its cache: whatever happens, the tokens are right and everything comes
+back."""
 
 import random
 from collections import Counter
@@ -16,7 +17,10 @@ HISTORIES = {"priority": 350, "dynamic": 250, "shortest": 200, "fcfs": 100}
 def step_times():
     model = StepTimeModel()
     shapes = calibration_shapes(max_num_seqs=8, prefill_token_budget=64, max_model_len=64, pool_tokens=512)
-    model.calibrate((shape, 0.3 + 0.02 * (shape.prefill_tokens + shape.decode_rows) + 1e-4 * shape.context_tokens) for shape in shapes)
+    model.calibrate(
+        (shape, 0.3 + 0.02 * (shape.prefill_tokens + shape.decode_rows) + 1e-4 * shape.context_tokens)
+        for shape in shapes
+    )
     return model
 
 
@@ -24,7 +28,9 @@ STEP_TIMES = step_times()
 
 POLICIES = {
     "priority": lambda patience: PriorityPreemptive(patience=patience),
-    "dynamic": lambda patience: DynamicSplit(patience=patience, step_times=STEP_TIMES, least_budget=3, longest_iteration=1.0),
+    "dynamic": lambda patience: DynamicSplit(
+        patience=patience, step_times=STEP_TIMES, least_budget=3, longest_iteration=1.0
+    ),
     "shortest": lambda patience: ShortestJobFirst(patience=patience),
     "fcfs": lambda patience: Fcfs(),
 }
@@ -49,7 +55,9 @@ def history(engine, rng, policy, depth):
             members = rng.choice([1, 1, 1, 1, 2, 3])
             group = rng.randrange(10**9) if members > 1 else None
             rank, length = rng.choice([0, 0, 1, 2]), rng.randint(1, 20)
-            options = rng.choice([{"length": length}, {"max_tokens": length}, {"length": length, "max_tokens": length + 3}])
+            options = rng.choice(
+                [{"length": length}, {"max_tokens": length}, {"length": length, "max_tokens": length + 3}]
+            )
             for _ in range(members):
                 try:
                     run.add(prompt, rank=rank, group=group, tpot_target=rng.choice([None, 0.5, 2.0]), **options)

@@ -1,4 +1,5 @@
-"""Rules 1 to 3 of `headway_core.batching.scheduler`, one small case each: who is in an iteration, under which limits."""
+"""Rules 1 to 3 of `headway_core.batching.scheduler`, one small case each: who is in an iteration, under which
+limits."""
 
 from itertools import pairwise
 
@@ -69,7 +70,9 @@ def test_lengths_around_blocks_and_budgets_are_cut_right(engine, budget, depth):
     for plan in run.plans:
         for item in plan.items:
             seq = run.sequences[item.seq_id]
-            assert item.samples == (item.start + item.count >= seq.num_prompt), "nothing is sampled before the last chunk"
+            assert item.samples == (item.start + item.count >= seq.num_prompt), (
+                "nothing is sampled before the last chunk"
+            )
 
 
 def test_a_prompt_alone_is_given_again_from_the_cache_but_for_its_last_token(engine):

@@ -1,4 +1,5 @@
-"""Rules 4 and 5 of `headway_core.batching.scheduler`, one small case each: who is evicted, and that it comes to an end."""
+"""Rules 4 and 5 of `headway_core.batching.scheduler`, one small case each: who is evicted, and that it comes to an
+end."""
 
 from math import ceil, log2
 
@@ -121,7 +122,8 @@ def test_blocks_that_a_newcomer_would_share_make_no_room_for_it(engine, prompt, 
     low = run.add([*range(8), 1], length=3, rank=0)
     run.step()
     assert run.scheduler.load(0.0).free_blocks == 4
-    # The low one holds 3 blocks, of which the urgent one would share 2: evicting it makes room for 1 more than the 4 that are free.
+    # The low one holds 3 blocks, of which the urgent one would share 2: evicting it makes room for 1 more than the 4
+    # that are free.
     urgent = run.add([*range(8), *range(20, 12 + prompt)], max_tokens=1, rank=1)
     run.launch()
     assert (urgent.row is not None) == evicts
@@ -147,7 +149,10 @@ def test_only_as_many_are_evicted_as_are_needed(engine):
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_decode_without_a_block_evicts_the_lowest_class_then_the_least_sunk_never_the_oldest(engine, victim):
     ranks, prompts = {
-        0: ([0, 1, 1], [11, 3, 3]),  # the lowest class, though it has most to compute again and is the oldest of its class
+        0: (
+            [0, 1, 1],
+            [11, 3, 3],
+        ),  # the lowest class, though it has most to compute again and is the oldest of its class
         1: ([0, 0, 0], [3, 7, 11]),  # of one class the least sunk, though the oldest has less
         2: ([0, 0, 0], [3, 11, 7]),
     }[victim]
@@ -265,7 +270,9 @@ def test_after_many_evictions_it_resumes_only_in_a_pool_that_is_otherwise_empty(
 @pytest.mark.parametrize("patience", [None, 60.0])
 def test_requests_that_each_nearly_fill_the_pool_all_finish_with_bounded_preemptions(engine, depth, patience):
     """Six prompts, two of them with four choices each, and small newcomers all the while."""
-    run = engine(blocks=26, block_size=16, budget=32, depth=depth, max_num_seqs=8, policy=PriorityPreemptive(patience=patience))
+    run = engine(
+        blocks=26, block_size=16, budget=32, depth=depth, max_num_seqs=8, policy=PriorityPreemptive(patience=patience)
+    )
     large = [run.add(200, max_tokens=200) for _ in range(4)]
     for group in (1, 2):
         large += [run.add([(group + at) % 50 for at in range(200)], max_tokens=200, group=group) for _ in range(4)]

@@ -69,7 +69,9 @@ def snapshot(rate, count=2, **changes):
 
 
 def policy(of, knobs=Knobs(), cordoned=(), revision=1):
-    return Policy(revision, of.uid, of.generation, Pool(of.target_name), of.classes, of.default_class, knobs, tuple(cordoned))
+    return Policy(
+        revision, of.uid, of.generation, Pool(of.target_name), of.classes, of.default_class, knobs, tuple(cordoned)
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,21 @@
-"""Knobs against an oracle of the test's own: every pair (n, p) is tried with the step-time formula of the load report."""
+"""Knobs against an oracle of the test's own: every pair (n, p) is tried with the step-time formula of the load
+report."""
 
 import dataclasses
 import math
 
 import pytest
 from headway_core.contract import Capacity, StepTimeReport
-from headway_core.planning.capacity import Binding, Experience, Promise, ReplicaCapacity, Unreachable, Workload, solve, step_seconds
+from headway_core.planning.capacity import (
+    Binding,
+    Experience,
+    Promise,
+    ReplicaCapacity,
+    Unreachable,
+    Workload,
+    solve,
+    step_seconds,
+)
 from headway_core.slo import Bounds, Objectives, Range, TpotObjective, TtftObjective
 
 WIDE = Capacity(4096, 8192, 131072, 16, 1_000_000)
@@ -27,7 +37,8 @@ def measured(r, n, p, s, cached, o, c):
 
 
 def sweep(r, load, target, rho):
-    """The largest n (in steps of 0.05) for which some p both feeds it and leaves the iteration within the target, and the least such p."""
+    """The largest n (in steps of 0.05) for which some p both feeds it and leaves the iteration within the target, and
+    the least such p."""
     best, p = (0.0, 0.0), 1.0
     for step in range(1, 20 * WIDE.max_num_seqs):
         n = step / 20
@@ -93,7 +104,13 @@ BOUND = {
     "TPOT": (WIDE, Bounds(), None, Binding.TPOT, "TPOT 60ms"),
     "KV": (dataclasses.replace(WIDE, total_blocks=330), Bounds(), None, Binding.KV, "330 KV blocks"),
     "start-up": (dataclasses.replace(WIDE, max_num_seqs=9), Bounds(), None, Binding.CAPACITY, "max_num_seqs 9"),
-    "budget": (dataclasses.replace(WIDE, prefill_token_budget=32), Bounds(), None, Binding.PREFILL, "32 prefill tokens"),
+    "budget": (
+        dataclasses.replace(WIDE, prefill_token_budget=32),
+        Bounds(),
+        None,
+        Binding.PREFILL,
+        "32 prefill tokens",
+    ),
     "bounds": (WIDE, Bounds(max_num_seqs=Range(1, 5)), None, Binding.BOUNDS, "spec.bounds.maxNumSeqs.max is 5"),
     "experience": (WIDE, Bounds(), Experience(12, 4096), Binding.EXPERIENCE, "12 sequences"),
 }
@@ -148,7 +165,9 @@ FLOORS = {
 
 
 @pytest.mark.parametrize(("capacity", "bounds", "ttft", "tpot", "experience", "least"), FLOORS.values(), ids=FLOORS)
-def test_a_short_cached_mix_still_leaves_a_block_for_a_prompt_that_is_neither(capacity, bounds, ttft, tpot, experience, least):
+def test_a_short_cached_mix_still_leaves_a_block_for_a_prompt_that_is_neither(
+    capacity, bounds, ttft, tpot, experience, least
+):
     found = solve(LINE, SHORT, Promise(tpot, ttft), capacity, bounds=bounds, experience=experience)
     assert found.prefill_token_budget == least
     assert found.sequences >= 1 - 1e-6

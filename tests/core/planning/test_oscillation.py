@@ -1,4 +1,5 @@
-"""The planner in a closed loop under a virtual clock: pods take a minute to start, demand is noisy, and nothing may chase its own tail."""
+"""The planner in a closed loop under a virtual clock: pods take a minute to start, demand is noisy, and nothing may
+chase its own tail."""
 
 import dataclasses
 import itertools
@@ -52,7 +53,9 @@ class Fleet:
         books = PoolBooks(self.slo.target_name, {"default": ClassBooks(offered=int(self.offered))})
         self.book.record({"gw": GatewayReport("gw", "g", 1, now, ReplicaState.READY, (books,))}, ["gw"], now)
         drift = 1 + self.random.uniform(-self.noise, self.noise) / 2
-        model = dataclasses.replace(self.make.model, base=self.make.model.base * drift, per_row=self.make.model.per_row * drift)
+        model = dataclasses.replace(
+            self.make.model, base=self.make.model.base * drift, per_row=self.make.model.per_row * drift
+        )
         replicas = tuple(
             self.make.replica(name, Phase.READY, 1.0, step_time=model)
             if now - born >= START_UP

@@ -89,7 +89,9 @@ class TestKnobs:
         slo = make.slo()
         timid = dataclasses.replace(make.model, max_decode_rows=6, max_prefill_tokens=64)
         pods = (make.replica("a", step_time=timid, effective=Knobs(4, 32)),)
-        decision = plan(make.snapshot(1, replicas=pods, scale=1, policy=make.policy(slo, Knobs(4, 32))), slo, Memory(), 0.0)
+        decision = plan(
+            make.snapshot(1, replicas=pods, scale=1, policy=make.policy(slo, Knobs(4, 32))), slo, Memory(), 0.0
+        )
         assert decision.knobs.max_num_seqs == 12
         assert verdict(decision, "Feasible").reason == "BoundByExperience"
 
@@ -134,7 +136,9 @@ class TestKnobs:
         memory, seen = Memory(), []
         for tick in range(30):
             known = Knobs(best.max_num_seqs, best.prefill_token_budget) if tick else None
-            decision = plan(make.snapshot(best.rate * 5.5, policy=make.policy(slo), recommended=known), slo, memory, 5.0 * tick)
+            decision = plan(
+                make.snapshot(best.rate * 5.5, policy=make.policy(slo), recommended=known), slo, memory, 5.0 * tick
+            )
             memory = decision.memory
             seen.append((decision.knobs, decision.replicas))
         assert set(seen[1:]) == {(Knobs(best.max_num_seqs, best.prefill_token_budget), 6)}
@@ -193,9 +197,14 @@ class TestReplicas:
         assert decision.replicas == max(1, int(pods) + 1)
 
     def test_pods_that_start_or_fail_neither_count_nor_block(self, make, best, tuned):
-        """Four asked for: two serve, one cannot be scheduled, one crashes; the load needs four: nothing is added on top."""
+        """Four asked for: two serve, one cannot be scheduled, one crashes; the load needs four: nothing is added on
+        top."""
         slo = make.slo()
-        pods = (*make.pods(2), make.replica("new", Phase.STARTING, None), make.replica("bad", Phase.FAILED, None, "CrashLoopBackOff"))
+        pods = (
+            *make.pods(2),
+            make.replica("new", Phase.STARTING, None),
+            make.replica("bad", Phase.FAILED, None, "CrashLoopBackOff"),
+        )
         decision = plan(make.snapshot(best.rate * 3.5, 4, replicas=pods, policy=tuned(slo)), slo, Memory(), 0.0)
         assert (decision.replicas, decision.actions) == (4, ())
         assert "(1 starting, 1 failing: CrashLoopBackOff)" in verdict(decision, "MetricsAvailable").message
@@ -238,7 +247,9 @@ class TestReplicas:
         decision = plan(make.snapshot(best.rate * 6.5, policy=tuned(free)), free, Memory(), 0.0)
         assert (of_kind(decision, Scale), verdict(decision, "ScalingActive").reason) == ([], "NoReplicaBounds")
         slo = make.slo()
-        decision = plan(make.snapshot(best.rate * 6.5, foreign_autoscaler="HorizontalPodAutoscaler chat"), slo, Memory(), 0.0)
+        decision = plan(
+            make.snapshot(best.rate * 6.5, foreign_autoscaler="HorizontalPodAutoscaler chat"), slo, Memory(), 0.0
+        )
         assert (of_kind(decision, Scale), verdict(decision, "ScalingActive").reason) == ([], "ForeignAutoscaler")
         assert of_kind(decision, SetKnobs), "knobs are still managed"
         decision = plan(make.snapshot(best.rate * 6.5, scale=None), slo, Memory(), 0.0)
@@ -278,7 +289,10 @@ class TestReplicas:
         for tick in range(240):
             longer = dataclasses.replace(make.mix, prompt_tokens=400.0 + 10 * tick)
             snapshot = make.snapshot(
-                best.rate * 9.5, 2, replicas=(make.replica("a", mix=longer), make.replica("b", mix=longer)), policy=current
+                best.rate * 9.5,
+                2,
+                replicas=(make.replica("a", mix=longer), make.replica("b", mix=longer)),
+                policy=current,
             )
             decision = plan(snapshot, slo, memory, 5.0 * tick)
             memory = decision.memory
@@ -312,7 +326,9 @@ class TestScaleDown:
         slo = make.slo()
         busy, idle = make.replica("busy", running=5), make.replica("idle")
         pods = (busy, make.replica("middling", running=2), idle)
-        snapshot = make.snapshot(best.rate * 1.5, replicas=pods, scale=3, policy=tuned(slo), in_flight={"middling": 2, "busy": 5})
+        snapshot = make.snapshot(
+            best.rate * 1.5, replicas=pods, scale=3, policy=tuned(slo), in_flight={"middling": 2, "busy": 5}
+        )
         decision = settled(snapshot, slo)
         (cordon,) = decision.actions
         assert isinstance(cordon, Cordon)
@@ -393,10 +409,13 @@ class TestScaleDown:
 
 class TestPromise:
     def class_traffic(self, good, judged=100, objective="tpot"):
-        return ClassTraffic("default", judged, 0, {"ok": judged}, 0, {objective: good, "all": good}, {objective: judged})
+        return ClassTraffic(
+            "default", judged, 0, {"ok": judged}, 0, {objective: good, "all": good}, {objective: judged}
+        )
 
     @pytest.mark.parametrize(
-        ("good", "judged", "holds", "reason"), [(99, 100, True, "Kept"), (94, 100, False, "Missed"), (5, 19, None, "TooFewSamples")]
+        ("good", "judged", "holds", "reason"),
+        [(99, 100, True, "Kept"), (94, 100, False, "Missed"), (5, 19, None, "TooFewSamples")],
     )
     def test_met_missed_and_too_few(self, make, good, judged, holds, reason):
         slo = make.slo()
@@ -420,7 +439,9 @@ class TestPromise:
         slo = make.slo()
         memory, seen = Memory(), []
         for judged in (21, 19, 12, 21, 9, 19):
-            traffic = Traffic(60.0, {"default": self.class_traffic(judged, judged)}, make.demand(1), make.demand(1, 15.0))
+            traffic = Traffic(
+                60.0, {"default": self.class_traffic(judged, judged)}, make.demand(1), make.demand(1, 15.0)
+            )
             decision = plan(make.snapshot(1, traffic=traffic), slo, memory, 0.0)
             memory = decision.memory
             seen.append(verdict(decision, "SLOMet").reason)

@@ -23,7 +23,9 @@ def test_a_restart_counts_from_zero_and_never_negative():
     for now, boot, count in [(0, "b1", 100), (10, "b1", 150), (20, "b2", 30), (30, "b2", 80)]:
         ledger.record({"a": Reading(boot, {"x": count})}, ["a"], now)
     assert ledger.total(60, 30).get("x") == 50 + 30 + 50
-    assert ledger.steady_total(60, 30).get("x") / ledger.steady_total(60, 30).seconds == 5, "the span of the restart says nothing exact"
+    assert ledger.steady_total(60, 30).get("x") / ledger.steady_total(60, 30).seconds == 5, (
+        "the span of the restart says nothing exact"
+    )
 
 
 def test_a_counter_that_fell_is_fresh_even_with_the_same_boot():
@@ -89,7 +91,8 @@ def test_when_nothing_stood_still_a_lower_bound_is_better_than_nothing():
 @pytest.mark.parametrize("phase", [0.0, 1.3, 4.9])
 @pytest.mark.parametrize("period", [2.0, 5.0])
 def test_constant_load_reads_constant_while_gateways_are_killed_and_renamed(phase, period):
-    """5 requests a second through two gateways; every 20 s one of them dies and comes back under a new name 3 s later."""
+    """5 requests a second through two gateways; every 20 s one of them dies and comes back under a new name 3 s
+    later."""
     rng = random.Random(7)
     sources = {"gw-0": 0, "gw-1": 0}
     names = 2

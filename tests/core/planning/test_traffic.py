@@ -5,12 +5,23 @@ from headway_core.planning.traffic import TrafficBook
 
 
 def report(boot, **books):
-    return GatewayReport("gw", boot, 1, 0.0, ReplicaState.READY, (PoolBooks("chat-runtime", {"default": ClassBooks(**books)}),))
+    return GatewayReport(
+        "gw", boot, 1, 0.0, ReplicaState.READY, (PoolBooks("chat-runtime", {"default": ClassBooks(**books)}),)
+    )
 
 
 def test_books_of_two_gateways_are_differenced_and_summed():
     book = TrafficBook("chat-runtime", 60.0)
-    start = report("g", offered=1000, retries=100, outcomes={"ok": 900}, good={"all": 800}, judged={"all": 900}, ttft={5: 900}, tpot={7: 3})
+    start = report(
+        "g",
+        offered=1000,
+        retries=100,
+        outcomes={"ok": 900},
+        good={"all": 800},
+        judged={"all": 900},
+        ttft={5: 900},
+        tpot={7: 3},
+    )
     later = report(
         "g",
         offered=1060,

@@ -1,4 +1,5 @@
-"""`python -m cluster build | up | down | status | check`: a cluster for people, with progress, from the same code that the tests use."""
+"""`python -m cluster build | up | down | status | check`: a cluster for people, with progress, from the same code that
+the tests use."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ def main() -> int:
         prog="python -m cluster", description="A real Kubernetes on this machine, for tests and for trying things out."
     )
     parser.add_argument("action", choices=["build", "up", "down", "status", "check"])
-    parser.add_argument("--mode", choices=["control-plane", "full"], default="full", help="full (default): with nodes, needs root")
+    parser.add_argument(
+        "--mode", choices=["control-plane", "full"], default="full", help="full (default): with nodes, needs root"
+    )
     parser.add_argument("--nodes", type=int, choices=[1, 2], default=1, help="for --mode full (default 1)")
     parser.add_argument("--name", default="default", help="several clusters live side by side under different names")
     options = parser.parse_args()
@@ -44,7 +47,8 @@ def _up(options: argparse.Namespace) -> None:
     folder = binaries.CACHE / "run" / options.name
     if (running := FullCluster(folder).running()) != []:
         raise ClusterError(
-            f"a cluster named {options.name!r} already runs ({', '.join(running)}): `make cluster-down` first, or choose another name"
+            f"a cluster named {options.name!r} already runs ({', '.join(running)}): `make cluster-down` first, "
+            "or choose another name"
         )
     cluster = FullCluster(folder, nodes=options.nodes) if options.mode == "full" else ControlPlane(folder)
     cluster.up(say)
@@ -62,7 +66,11 @@ def _check(options: argparse.Namespace) -> None:
     """Whether a cluster can run here, by starting one: kernels and sandboxes forbid things that no list foresees."""
     say = _progress()
     folder = binaries.CACHE / "run" / f"check-{os.getpid()}"
-    cluster = FullCluster(folder, nodes=options.nodes, bound=True) if options.mode == "full" else ControlPlane(folder, bound=True)
+    cluster = (
+        FullCluster(folder, nodes=options.nodes, bound=True)
+        if options.mode == "full"
+        else ControlPlane(folder, bound=True)
+    )
     try:
         cluster.up(say)
     finally:
@@ -83,7 +91,13 @@ def _progress() -> Callable[[str], None]:
     return lambda text: print(f"[{time.monotonic() - start:6.1f} s] {text}", flush=True)
 
 
-_ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {"build": _build, "up": _up, "down": _down, "status": _status, "check": _check}
+_ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "build": _build,
+    "up": _up,
+    "down": _down,
+    "status": _status,
+    "check": _check,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,8 @@
 """The address plan of one full cluster, and the network devices that carry it.
 
-Nodes live in network namespaces of their own. One virtual cable leads from this machine into the first node, so that tests here reach the
-nodes, the pods and the Services directly; it goes with the namespace. Nothing else of this machine's network is touched.
+Nodes live in network namespaces of their own. One virtual cable leads from this machine into the first node, so that
+tests here reach the nodes, the pods and the Services directly; it goes with the namespace. Nothing else of this
+machine's network is touched.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Addresses:
             if not _output("ip", "route", "show", "root", f"10.{plan.index}.0.0/16"):
                 (folder / "addresses.json").write_text(json.dumps(plan.index))
                 return plan
-        raise CannotRun("10.100.0.0/16 to 10.199.0.0/16 are all routed on this machine: no network is left for a cluster")
+        raise CannotRun(
+            "10.100.0.0/16 to 10.199.0.0/16 are all routed on this machine: no network is left for a cluster"
+        )
 
     @property
     def host(self) -> str:
@@ -114,7 +117,8 @@ def _inside(pid: int) -> list[str]:
 
 
 def _forward(node: list[str]) -> None:
-    # Without the second, a pod that reaches a neighbour on its own node through a Service gets answers from an address it never asked.
+    # Without the second, a pod that reaches a neighbour on its own node through a Service gets answers from an address
+    # it never asked.
     _run(*node, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.bridge.bridge-nf-call-iptables=1")
 
 

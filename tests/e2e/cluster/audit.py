@@ -32,7 +32,8 @@ SETTLED = 0.3
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One answered request. `resource` is plural; `body` is what a write carried; `code` the HTTP status; `at` epoch seconds of arrival."""
+    """One answered request. `resource` is plural; `body` is what a write carried; `code` the HTTP status; `at` epoch
+    seconds of arrival."""
 
     verb: str
     resource: str
@@ -66,10 +67,17 @@ class AuditLog:
         time.sleep(SETTLED)
 
     def entries(self, since: int = 0, **wanted: str | int | Collection[str] | Collection[int]) -> list[AuditEntry]:
-        """Entries after `since` whose attributes equal `wanted` (``verb={"patch", "update"}, resource="pods"``), oldest first."""
-        return [entry for entry in self._read(since) if all(_matches(getattr(entry, key), value) for key, value in wanted.items())]
+        """Entries after `since` whose attributes equal `wanted` (``verb={"patch", "update"}, resource="pods"``), oldest
+        first."""
+        return [
+            entry
+            for entry in self._read(since)
+            if all(_matches(getattr(entry, key), value) for key, value in wanted.items())
+        ]
 
-    def count(self, *by: str, since: int = 0, **wanted: str | int | Collection[str] | Collection[int]) -> Counter[tuple[Any, ...]]:
+    def count(
+        self, *by: str, since: int = 0, **wanted: str | int | Collection[str] | Collection[int]
+    ) -> Counter[tuple[Any, ...]]:
         """How many of those entries there are for each combination of the attributes `by`."""
         return Counter(tuple(getattr(entry, key) for key in by) for entry in self.entries(since, **wanted))
 

@@ -1,7 +1,7 @@
 """The programs of the cluster: where they are kept, and how they are built from the Go modules that `go/` pins.
 
-Nothing is downloaded as a binary: Go fetches modules, checks them against go.sum, and builds. What Debian packages (containerd and friends)
-is no business of this module.
+Nothing is downloaded as a binary: Go fetches modules, checks them against go.sum, and builds. What Debian packages
+(containerd and friends) is no business of this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ BIN = CACHE / "bin"
 GO = Path(__file__).parent / "go"
 KUBERNETES = "v1.34.4"
 _VERSION = "k8s.io/component-base/version"
-_LINKER = f"-s -w -X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=34 -X {_VERSION}.gitTreeState=clean"
+_LINKER = (
+    f"-s -w -X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=34 -X "
+    f"{_VERSION}.gitTreeState=clean"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +83,15 @@ def require(names: Iterable[str]) -> None:
 
 
 def build(names: Iterable[str], say: Callable[[str], None]) -> None:
-    """Builds what is missing. One build at a time on a machine; a second caller waits and then finds everything there. Raises CannotRun."""
+    """Builds what is missing. One build at a time on a machine; a second caller waits and then finds everything there.
+    Raises CannotRun."""
     names = tuple(names)
     if not missing(names):
         return
     if shutil.which("go") is None:
-        raise CannotRun(f"{', '.join(missing(names))} must be built and there is no `go` on PATH: install Go 1.26 or newer")
+        raise CannotRun(
+            f"{', '.join(missing(names))} must be built and there is no `go` on PATH: install Go 1.26 or newer"
+        )
     BIN.mkdir(parents=True, exist_ok=True)
     with (CACHE / "build.lock").open("w") as lock:
         try:
@@ -103,7 +109,12 @@ def _build(program: Program) -> None:
     fresh = program.path.with_suffix(".new")
     command = ["go", "build", "-trimpath", "-buildvcs=false", "-ldflags", _LINKER, "-o", str(fresh), program.package]
     done = subprocess.run(
-        command, cwd=GO / program.module, env={**os.environ, "CGO_ENABLED": "0"}, capture_output=True, text=True, check=False
+        command,
+        cwd=GO / program.module,
+        env={**os.environ, "CGO_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise CannotRun(f"building {program.name} failed:\n{done.stderr[-2000:]}")

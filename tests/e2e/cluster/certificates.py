@@ -1,4 +1,5 @@
-"""One certificate authority for each cluster, and the kubeconfigs that carry what it issues. Uses the openssl command."""
+"""One certificate authority for each cluster, and the kubeconfigs that carry what it issues. Uses the openssl
+command."""
 
 from __future__ import annotations
 
@@ -48,24 +49,45 @@ class Authority:
         return str(self.folder / f"{name}.crt")
 
     def issue(self, name: str, *, user: str, group: str | None = None, hosts: tuple[str, ...] = ()) -> None:
-        """A certificate for `user` (common name) in `group` (organisation), for `hosts` such as ``DNS:localhost`` or ``IP:127.0.0.1``."""
+        """A certificate for `user` (common name) in `group` (organisation), for `hosts` such as ``DNS:localhost`` or
+        ``IP:127.0.0.1``."""
         subject = (f"/O={group}" if group else "") + f"/CN={user}"
         extensions = self.folder / f"{name}.ext"
-        extensions.write_text("extendedKeyUsage=serverAuth,clientAuth\n" + (f"subjectAltName={','.join(hosts)}\n" if hosts else ""))
+        extensions.write_text(
+            "extendedKeyUsage=serverAuth,clientAuth\n" + (f"subjectAltName={','.join(hosts)}\n" if hosts else "")
+        )
         request = str(self.folder / f"{name}.csr")
         _openssl("req", *_NEW_KEY, "-subj", subject, "-keyout", self.key(name), "-out", request)
         _openssl(
-            *("x509", "-req", "-in", request, "-days", DAYS, "-CA", self.cert("ca"), "-CAkey", self.key("ca"), "-CAcreateserial"),
+            *(
+                "x509",
+                "-req",
+                "-in",
+                request,
+                "-days",
+                DAYS,
+                "-CA",
+                self.cert("ca"),
+                "-CAkey",
+                self.key("ca"),
+                "-CAcreateserial",
+            ),
             *("-extfile", str(extensions), "-out", self.cert(name)),
         )
 
     def kubeconfig(self, path: Path, server: str, *, cert: str | None = None, token: str | None = None) -> Path:
         """Writes a kubeconfig for the certificate named `cert`, or for a bearer token. Returns `path`."""
-        user = {"token": token} if token else {"client-certificate": self.cert(str(cert)), "client-key": self.key(str(cert))}
+        user = (
+            {"token": token}
+            if token
+            else {"client-certificate": self.cert(str(cert)), "client-key": self.key(str(cert))}
+        )
         document = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority": str(self.certificate)}}],
+            "clusters": [
+                {"name": "test", "cluster": {"server": server, "certificate-authority": str(self.certificate)}}
+            ],
             "users": [{"name": "test", "user": user}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
             "current-context": "test",

@@ -1,4 +1,5 @@
-"""The control groups of one node: made under a name of its own in every hierarchy, removed whole. Version 1 and version 2."""
+"""The control groups of one node: made under a name of its own in every hierarchy, removed whole. Version 1 and version
+2."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ def create(name: str) -> None:
     for hierarchy in _hierarchies():
         group = hierarchy / name
         group.mkdir(exist_ok=True)
-        for setting in ("cpuset.cpus", "cpuset.mems"):  # a cpuset group starts empty and takes no process until both are set
+        for setting in (
+            "cpuset.cpus",
+            "cpuset.mems",
+        ):  # a cpuset group starts empty and takes no process until both are set
             if (hierarchy / setting).exists():
                 (group / setting).write_text((hierarchy / setting).read_text())
 
@@ -41,7 +45,11 @@ def remove(name: str, patience: float = 10.0) -> None:
 
 
 def _hierarchies() -> list[Path]:
-    return [ROOT] if unified() else [path for path in ROOT.iterdir() if (path / "cgroup.procs").exists() and not path.is_symlink()]
+    return (
+        [ROOT]
+        if unified()
+        else [path for path in ROOT.iterdir() if (path / "cgroup.procs").exists() and not path.is_symlink()]
+    )
 
 
 def _groups(name: str) -> list[Path]:

@@ -66,17 +66,28 @@ class Client:
 
     def stop_api_server(self, *, kill: bool = False) -> None:
         """Raises CannotRun: this cluster is not ours to stop."""
-        raise CannotRun(f"the cluster of {self.kubeconfig} is not ours to stop (kill={kill}): unset KUBECONFIG to test on one of our own")
+        raise CannotRun(
+            f"the cluster of {self.kubeconfig} is not ours to stop (kill={kill}): unset KUBECONFIG to test on "
+            "one of our own"
+        )
 
     def start_api_server(self) -> None:
         """Raises CannotRun: this cluster is not ours to start."""
-        raise CannotRun(f"the cluster of {self.kubeconfig} is not ours to start: unset KUBECONFIG to test on one of our own")
+        raise CannotRun(
+            f"the cluster of {self.kubeconfig} is not ours to start: unset KUBECONFIG to test on one of our own"
+        )
 
     def _run(self, program: str, args: tuple[str, ...], stdin: str | None, timeout: float) -> str:
         binaries.require([program])
         env = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "HOME": str(self._home)}
         done = subprocess.run(
-            [binaries.path(program), *args], input=stdin, capture_output=True, text=True, env=env, check=False, timeout=timeout
+            [binaries.path(program), *args],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=env,
+            check=False,
+            timeout=timeout,
         )
         if done.returncode:
             raise CommandFailed(f"{program} {' '.join(args)}: {done.stderr.strip() or done.stdout.strip()}")

@@ -1,4 +1,5 @@
-"""etcd, an API server and a controller manager: a Kubernetes with all its rules and no nodes. Runs as any user, on any free port."""
+"""etcd, an API server and a controller manager: a Kubernetes with all its rules and no nodes. Runs as any user, on any
+free port."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class ControlPlane(Client):
         self._controllers = Daemon(folder, "kube-controller-manager", bound=bound)
 
     def up(self, say: Callable[[str], None]) -> None:
-        """Starts everything and returns when pods could be made. Raises CannotRun or NotReady; what did start is then stopped again."""
+        """Starts everything and returns when pods could be made. Raises CannotRun or NotReady; what did start is then
+        stopped again."""
         binaries.require(binaries.CONTROL_PLANE)
         if self.folder.exists():
             self.down()
@@ -88,7 +90,9 @@ class ControlPlane(Client):
 
     def _stop_all(self) -> None:
         for daemon in self._daemons():
-            daemon.stop(kill=True)  # nothing of it is kept, and an API server with watchers takes ten seconds to leave politely
+            daemon.stop(
+                kill=True
+            )  # nothing of it is kept, and an API server with watchers takes ten seconds to leave politely
 
     def _make_certificates(self) -> None:
         pki = self.authority
@@ -108,9 +112,23 @@ class ControlPlane(Client):
             (self.folder / "etcd.url").write_text(client)
             self._etcd.start(
                 [
-                    *(binaries.path("etcd"), "--name", "etcd", "--data-dir", str(self.folder / "etcd"), "--unsafe-no-fsync"),
+                    *(
+                        binaries.path("etcd"),
+                        "--name",
+                        "etcd",
+                        "--data-dir",
+                        str(self.folder / "etcd"),
+                        "--unsafe-no-fsync",
+                    ),
                     *("--listen-client-urls", client, "--advertise-client-urls", client),
-                    *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"etcd={peer}"),
+                    *(
+                        "--listen-peer-urls",
+                        peer,
+                        "--initial-advertise-peer-urls",
+                        peer,
+                        "--initial-cluster",
+                        f"etcd={peer}",
+                    ),
                 ]
             )
             try:
@@ -127,7 +145,9 @@ class ControlPlane(Client):
             port = free_port(self.address)
             (self.folder / "kube-apiserver.command").write_text(json.dumps(self._api_server_command(port)))
             self.authority.kubeconfig(self.kubeconfig, f"https://{self.address}:{port}", cert="admin")
-            self.authority.kubeconfig(self.folder / "controllers.kubeconfig", f"https://{self.address}:{port}", cert="controllers")
+            self.authority.kubeconfig(
+                self.folder / "controllers.kubeconfig", f"https://{self.address}:{port}", cert="controllers"
+            )
             try:
                 self.start_api_server()
                 return
@@ -141,12 +161,18 @@ class ControlPlane(Client):
         policy = self.folder / "audit-policy.json"
         policy.write_text(json.dumps(audit.POLICY))
         # Without nodes nobody resolves the Service `kubernetes`, and a loopback address may not stand in its endpoints.
-        endpoint = ("--endpoint-reconciler-type=none", "--advertise-address=192.0.2.1") if self.address == "127.0.0.1" else ()
+        endpoint = (
+            ("--endpoint-reconciler-type=none", "--advertise-address=192.0.2.1") if self.address == "127.0.0.1" else ()
+        )
         return [
             *(binaries.path("kube-apiserver"), f"--etcd-servers={(self.folder / 'etcd.url').read_text()}"),
             *(f"--bind-address={self.address}", f"--secure-port={port}", *endpoint),
             *(f"--tls-cert-file={pki.cert('apiserver')}", f"--tls-private-key-file={pki.key('apiserver')}"),
-            *(f"--client-ca-file={pki.certificate}", "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction"),
+            *(
+                f"--client-ca-file={pki.certificate}",
+                "--authorization-mode=Node,RBAC",
+                "--enable-admission-plugins=NodeRestriction",
+            ),
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={pki.folder / 'accounts.pub'}",
             f"--service-account-signing-key-file={pki.key('accounts')}",
@@ -159,8 +185,15 @@ class ControlPlane(Client):
             "--requestheader-username-headers=X-Remote-User",
             "--requestheader-group-headers=X-Remote-Group",
             "--requestheader-extra-headers-prefix=X-Remote-Extra-",
-            *(f"--proxy-client-cert-file={pki.cert('front-proxy')}", f"--proxy-client-key-file={pki.key('front-proxy')}"),
-            *(f"--audit-policy-file={policy}", f"--audit-log-path={self.folder / 'audit.log'}", "--audit-log-mode=blocking"),
+            *(
+                f"--proxy-client-cert-file={pki.cert('front-proxy')}",
+                f"--proxy-client-key-file={pki.key('front-proxy')}",
+            ),
+            *(
+                f"--audit-policy-file={policy}",
+                f"--audit-log-path={self.folder / 'audit.log'}",
+                "--audit-log-mode=blocking",
+            ),
             "--feature-gates=ImageVolume=true",
             "--profiling=false",
         ]
@@ -170,7 +203,12 @@ class ControlPlane(Client):
         self._controllers.start(
             [
                 *(binaries.path("kube-controller-manager"), f"--kubeconfig={self.folder / 'controllers.kubeconfig'}"),
-                *("--bind-address=127.0.0.1", "--secure-port=0", "--leader-elect=false", "--use-service-account-credentials=true"),
+                *(
+                    "--bind-address=127.0.0.1",
+                    "--secure-port=0",
+                    "--leader-elect=false",
+                    "--use-service-account-credentials=true",
+                ),
                 *(f"--service-account-private-key-file={pki.key('accounts')}", f"--root-ca-file={pki.certificate}"),
                 *("--kube-api-qps=500", "--kube-api-burst=1000"),
             ]

@@ -1,4 +1,5 @@
-"""Long-running programs of a cluster: started detached, found again by whoever takes the cluster down, never mistaken for a stranger."""
+"""Long-running programs of a cluster: started detached, found again by whoever takes the cluster down, never mistaken
+for a stranger."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Daemon:
     """One program with its log `<name>.log` and its record `<name>.json` (pid and start time) in `folder`."""
 
     def __init__(self, folder: Path, name: str, *, bound: bool = False) -> None:
-        """`bound`: the kernel kills it when the process that started it dies, so a killed test run leaves nothing behind."""
+        """`bound`: the kernel kills it when the process that started it dies, so a killed test run leaves nothing
+        behind."""
         self.name = name
         self.log = folder / f"{name}.log"
         self._record = folder / f"{name}.json"
@@ -27,13 +29,22 @@ class Daemon:
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        """Starts `command` in a session of its own, so that Ctrl-C at the terminal reaches only the one who takes it down."""
+        """Starts `command` in a session of its own, so that Ctrl-C at the terminal reaches only the one who takes it
+        down."""
         prefix = ("setpriv", "--pdeathsig", "KILL", "--") if self._bound else ()
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(
-                [*prefix, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/", env=env
+                [*prefix, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+                env=env,
             )
-        self._record.write_text(json.dumps({"pid": self._child.pid, "started": psutil.Process(self._child.pid).create_time()}))
+        self._record.write_text(
+            json.dumps({"pid": self._child.pid, "started": psutil.Process(self._child.pid).create_time()})
+        )
 
     def process(self) -> psutil.Process | None:
         """The running process, or None: a process id that the system gave to somebody else does not count."""
@@ -48,7 +59,8 @@ class Daemon:
         return process if same else None
 
     def stop(self, *, kill: bool = False, patience: float = 10.0) -> None:
-        """Ends it (SIGTERM, and SIGKILL after `patience` seconds) and returns when it is gone. Nothing running: nothing done."""
+        """Ends it (SIGTERM, and SIGKILL after `patience` seconds) and returns when it is gone. Nothing running: nothing
+        done."""
         process = self.process()
         if process is not None:
             _end(process, kill=kill, patience=patience)
@@ -58,7 +70,8 @@ class Daemon:
         self._record.unlink(missing_ok=True)
 
     def wait_until(self, condition: Callable[[], bool], what: str, *, patience: float = 60.0) -> None:
-        """Polls until `condition` holds. Raises NotReady with the end of the log when the program dies or the patience ends."""
+        """Polls until `condition` holds. Raises NotReady with the end of the log when the program dies or the patience
+        ends."""
         deadline = time.monotonic() + patience
         while not condition():
             if self.process() is None:

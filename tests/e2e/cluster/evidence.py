@@ -23,7 +23,8 @@ _TABLES = {
 
 
 def collect(cluster: Client, namespace: str, folder: Path) -> None:
-    """Writes objects, events, logs, policies and load reports of `namespace` into `folder`. What cannot be had is left out."""
+    """Writes objects, events, logs, policies and load reports of `namespace` into `folder`. What cannot be had is left
+    out."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, command in _TABLES.items():
         with contextlib.suppress(ClusterError, subprocess.TimeoutExpired):
@@ -37,7 +38,9 @@ def collect(cluster: Client, namespace: str, folder: Path) -> None:
 def _logs(cluster: Client, namespace: str, pod: str, folder: Path) -> None:
     for suffix, flags in (("", ()), ("-before", ("--previous",))):
         with contextlib.suppress(ClusterError, subprocess.TimeoutExpired):
-            text = cluster.kubectl("logs", pod, "-n", namespace, "--all-containers", "--tail", "2000", *flags, timeout=20)
+            text = cluster.kubectl(
+                "logs", pod, "-n", namespace, "--all-containers", "--tail", "2000", *flags, timeout=20
+            )
             (folder / f"{pod}{suffix}.log").write_text(text)
 
 
@@ -45,5 +48,8 @@ def _report(pod: dict[str, Any], folder: Path) -> None:
     address = pod["status"].get("podIP")
     if not address:
         return
-    with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"http://{address}:8001/load", timeout=2) as answer:
+    with (
+        contextlib.suppress(urllib.error.URLError, OSError),
+        urllib.request.urlopen(f"http://{address}:8001/load", timeout=2) as answer,
+    ):
         (folder / f"{pod['metadata']['name']}-load.json").write_bytes(answer.read())

@@ -1,4 +1,5 @@
-"""The pytest fixtures on top of the harness; `README.md` tells what tests may use. Loaded for every folder through `tests/conftest.py`."""
+"""The pytest fixtures on top of the harness; `README.md` tells what tests may use. Loaded for every folder through
+`tests/conftest.py`."""
 
 from __future__ import annotations
 
@@ -71,11 +72,16 @@ def cluster_namespace(full_cluster: Client, request: pytest.FixtureRequest) -> I
 
 @contextlib.contextmanager
 def fresh_namespace(cluster: Client, request: pytest.FixtureRequest, named: str | None = None) -> Iterator[str]:
-    """A namespace named after the test or module that asks for it; what is in it is gathered when a test fails meanwhile.
+    """A namespace named after the test or module that asks for it; what is in it is gathered when a test fails
+    meanwhile.
 
     `named`: whoever asks will create it under this name.
     """
-    words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_").removesuffix(".py")).strip("-")[:40].strip("-")
+    words = (
+        re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_").removesuffix(".py"))
+        .strip("-")[:40]
+        .strip("-")
+    )
     name = named or f"{words or 'test'}-{uuid.uuid4().hex[:5]}"
     places = request.config.stash.setdefault(_OPEN, {})
     if named is None:
@@ -89,7 +95,9 @@ def fresh_namespace(cluster: Client, request: pytest.FixtureRequest, named: str 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Gathers evidence in the namespaces of a test that failed, and says where it is."""
     report = yield
     places = item.config.stash.get(_OPEN, {})
@@ -114,7 +122,8 @@ def _given(tmp_path_factory: pytest.TempPathFactory) -> Client | None:
 
 
 def _sweep() -> None:
-    """Removes what test runs left that were killed: their programs died with them, folders and control groups did not."""
+    """Removes what test runs left that were killed: their programs died with them, folders and control groups did
+    not."""
     for folder in _RUN.glob("tests-*"):
         if not psutil.pid_exists(int(folder.name.split("-")[1])):
             FullCluster(folder).down()

@@ -68,7 +68,10 @@ class FullCluster(ControlPlane):
         if not Path("/proc/sys/net/bridge").exists():
             lack.append("the kernel module br_netfilter is not loaded: modprobe br_netfilter")
         if Path("/var/lib") in binaries.CACHE.parents:
-            lack.append(f"the cache {binaries.CACHE} lies below /var/lib, which nodes hide: set HEADWAY_CLUSTER_CACHE to another place")
+            lack.append(
+                f"the cache {binaries.CACHE} lies below /var/lib, which nodes hide: set HEADWAY_CLUSTER_CACHE "
+                "to another place"
+            )
         return lack
 
     def up(self, say: Callable[[str], None]) -> None:

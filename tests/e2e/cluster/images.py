@@ -1,4 +1,5 @@
-"""Container images without an engine or a registry: layers from folders and tar archives, written as one OCI archive."""
+"""Container images without an engine or a registry: layers from folders and tar archives, written as one OCI
+archive."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
 def write(archive: Path, name: str, layers: Sequence[Path], config: Mapping[str, object]) -> Path:
-    """An archive with the image `name` (``repository:tag``): `layers`: tar archives, lowest first; `config` as in an OCI image config."""
+    """An archive with the image `name` (``repository:tag``): `layers`: tar archives, lowest first; `config` as in an
+    OCI image config."""
     digests = [_digest(layer) for layer in layers]
     image = _json(
         {
@@ -33,7 +35,8 @@ def write(archive: Path, name: str, layers: Sequence[Path], config: Mapping[str,
         }
     )
     described = [
-        {"mediaType": _LAYER, "digest": digest, "size": layer.stat().st_size} for digest, layer in zip(digests, layers, strict=True)
+        {"mediaType": _LAYER, "digest": digest, "size": layer.stat().st_size}
+        for digest, layer in zip(digests, layers, strict=True)
     ]
     manifest = _json(
         {

@@ -1,6 +1,7 @@
 """One node: namespaces of its own, containerd, kubelet and kube-proxy. Needs root.
 
-The node has a process namespace, so whatever ends its first process ends everything in it: no container outlives its node.
+The node has a process namespace, so whatever ends its first process ends everything in it: no container outlives its
+node.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from cluster.errors import CommandFailed
 PAUSE_IMAGE = "headway.test/pause:1"
 CNI_PROGRAMS = "/usr/lib/cni"
 
-# The node sees a /run and a /var/lib of its own, and its logs under /var/log; the rest is this machine's, so that a hostPath finds it.
-# Images are unpacked in memory (half a gigabyte for the product's): ten times as fast as most disks, and gone with the node.
-# As first process it also reaps what nobody waits for.
+# The node sees a /run and a /var/lib of its own, and its logs under /var/log; the rest is this machine's, so that a
+# hostPath finds it. Images are unpacked in memory (half a gigabyte for the product's): ten times as fast as most disks,
+# and gone with the node. As first process it also reaps what nobody waits for.
 _FIRST_PROCESS = """
 set -e
 mount -t tmpfs -o size=6g none "$1/containerd"
@@ -74,7 +75,17 @@ class Node:
         """Namespaces and network. `first`: the other node, to which this one is connected."""
         for part in ("kubelet", "logs", "cni", "containerd"):
             (self.folder / part).mkdir(parents=True)
-        namespaces = ("--mount", "--propagation=private", "--uts", "--ipc", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+        namespaces = (
+            "--mount",
+            "--propagation=private",
+            "--uts",
+            "--ipc",
+            "--net",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        )
         self._holder.start(["unshare", *namespaces, "sh", "-c", _FIRST_PROCESS, "node", str(self.folder), self.name])
         self._holder.wait_until((self.folder / "up").exists, f"{self.name} has its namespaces", patience=20)
         if first is None:
@@ -98,7 +109,12 @@ class Node:
     def start_kubelet(self, plan: Addresses, authority: Authority, server: str) -> None:
         """kubelet and kube-proxy. The node is Ready some seconds later."""
         address = plan.node(self.number)
-        authority.issue(self.name, user=f"system:node:{self.name}", group="system:nodes", hosts=(f"DNS:{self.name}", f"IP:{address}"))
+        authority.issue(
+            self.name,
+            user=f"system:node:{self.name}",
+            group="system:nodes",
+            hosts=(f"DNS:{self.name}", f"IP:{address}"),
+        )
         authority.issue(f"{self.name}-proxy", user="system:kube-proxy")
         kubeconfig = authority.kubeconfig(self.folder / "kubelet.kubeconfig", server, cert=self.name)
         proxy_kubeconfig = authority.kubeconfig(self.folder / "proxy.kubeconfig", server, cert=f"{self.name}-proxy")
@@ -188,7 +204,11 @@ class Node:
 def _network(pods: str) -> dict[str, object]:
     ranges = {"type": "host-local", "ranges": [[{"subnet": pods}]], "routes": [{"dst": "0.0.0.0/0"}]}
     bridge = {"type": "bridge", "bridge": "pods", "isGateway": True, "hairpinMode": True, "ipam": ranges}
-    return {"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]}
+    return {
+        "cniVersion": "0.4.0",
+        "name": "pods",
+        "plugins": [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}],
+    }
 
 
 # restrict_oom_score_adj: in many containers root may not lower a score, and without this no pod would start there.

@@ -1,7 +1,9 @@
-"""The product's images for test nodes: what `docker/*.Dockerfile` makes, from the same lock files, with neither engine nor registry.
+"""The product's images for test nodes: what `docker/*.Dockerfile` makes, from the same lock files, with neither engine
+nor registry.
 
-One difference: torch (5 GB) is not in the runtime's image. `TORCH` is the folder of this machine that has it, for a hostPath volume mounted
-read-only at `TORCH_MOUNT`, which is on the image's module path after everything that the image brings itself.
+One difference: torch (5 GB) is not in the runtime's image. `TORCH` is the folder of this machine that has it, for a
+hostPath volume mounted read-only at `TORCH_MOUNT`, which is on the image's module path after everything that the image
+brings itself.
 """
 
 from __future__ import annotations
@@ -32,12 +34,16 @@ _DEBIAN = ("python3", "ca-certificates", "libstdc++6")
 
 
 def archives() -> list[Path]:
-    """Archives of `headway/gateway:test`, `headway/operator:test` and `headway/runtime:test`, built where they are not up to date.
+    """Archives of `headway/gateway:test`, `headway/operator:test` and `headway/runtime:test`, built where they are not
+    up to date.
 
     The first time it takes about a minute; later only changed code is packed again. Raises CannotRun.
     """
     if sys.version_info[:2] != (3, 11):
-        raise CannotRun("test images use Debian 12's Python 3.11 and the torch of this environment: make the environment with Python 3.11")
+        raise CannotRun(
+            "test images use Debian 12's Python 3.11 and the torch of this environment: make the environment "
+            "with Python 3.11"
+        )
     if shutil.which("mmdebstrap") is None:
         raise CannotRun("there is no `mmdebstrap` on PATH: apt-get install mmdebstrap")
     images.FOLDER.mkdir(parents=True, exist_ok=True)
@@ -52,7 +58,9 @@ def _archive(component: str) -> Path:
     if not archive.exists():
         for old in images.FOLDER.glob(f"{component}-????????????.tar"):
             old.unlink()
-        images.write(archive, f"docker.io/headway/{component}:{TAG}", [_base(), _libraries(component), code], _config(component))
+        images.write(
+            archive, f"docker.io/headway/{component}:{TAG}", [_base(), _libraries(component), code], _config(component)
+        )
     return archive
 
 
@@ -102,7 +110,16 @@ def _libraries(component: str) -> Path:
         requirements = images.FOLDER / f"{component}.txt"
         requirements.write_text(lock)
         pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install")
-        _run(*pip, "--require-hashes", "--no-deps", "--no-compile", "--target", str(root / "app"), "--requirement", str(requirements))
+        _run(
+            *pip,
+            "--require-hashes",
+            "--no-deps",
+            "--no-compile",
+            "--target",
+            str(root / "app"),
+            "--requirement",
+            str(requirements),
+        )
         images.layer(layer, root)
         shutil.rmtree(root)
     return layer
@@ -112,7 +129,9 @@ def _code(component: str) -> Path:
     root = images.FOLDER / f"{component}-code"
     shutil.rmtree(root, ignore_errors=True)
     for package in _PACKAGES[component]:
-        shutil.copytree(REPOSITORY / package, root / "app" / Path(package).name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            REPOSITORY / package, root / "app" / Path(package).name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return images.layer(images.FOLDER / f"{component}-code.layer.tar", root)
 
 
@@ -127,7 +146,10 @@ def _lock(component: str) -> str:
 
 def _tree(component: str) -> bytes:
     files = sorted(
-        path for package in _PACKAGES[component] for path in (REPOSITORY / package).rglob("*") if "__pycache__" not in path.parts
+        path
+        for package in _PACKAGES[component]
+        for path in (REPOSITORY / package).rglob("*")
+        if "__pycache__" not in path.parts
     )
     digest = hashlib.sha256()
     for path in files:

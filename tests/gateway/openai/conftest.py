@@ -1,4 +1,5 @@
-"""The runtime's own tests of the official client, run once more through a gateway: their parts are loaded from there."""
+"""The runtime's own tests of the official client, run once more through a gateway: their parts are loaded from
+there."""
 
 import importlib.util
 import subprocess

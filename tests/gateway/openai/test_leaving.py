@@ -48,7 +48,9 @@ def test_work_stops_when_the_client_leaves(two_runtimes, gateway_url, eventual, 
             for number in range(others):
                 stack.callback(ask(gateway_url, True, [70 + number] * 4, LONG).close)
             eventual(lambda: total("running") == others, what="full slots")
-        sock = ask(gateway_url, stream, [90] * (LONG if phase == "prefilling" else 4), 1 if phase == "prefilling" else LONG)
+        sock = ask(
+            gateway_url, stream, [90] * (LONG if phase == "prefilling" else 4), 1 if phase == "prefilling" else LONG
+        )
         reached = {
             "queued": lambda: total("waiting") + queued() == 1,
             "prefilling": lambda: total("running") == 1,

@@ -1,4 +1,5 @@
-"""A first token that takes longer than anybody on the way waits for a byte: the official client, in two versions, and a bare socket."""
+"""A first token that takes longer than anybody on the way waits for a byte: the official client, in two versions, and a
+bare socket."""
 
 import asyncio
 import importlib.metadata
@@ -26,7 +27,8 @@ AT_ITS_DEFAULTS = pytest.param(40.0, 20.0, {}, marks=pytest.mark.full, id="at th
 
 
 @pytest.mark.parametrize(
-    ("first", "patience", "settings"), [pytest.param(4.0, 2.0, {"first_byte_hold": 0.2}, id="in small"), AT_ITS_DEFAULTS]
+    ("first", "patience", "settings"),
+    [pytest.param(4.0, 2.0, {"first_byte_hold": 0.2}, id="in small"), AT_ITS_DEFAULTS],
 )
 async def test_both_clients_wait_for_a_slow_first_token(house, stub_runtime, older_client, first, patience, settings):
     gateway = await house(stub_runtime(), **settings)
@@ -41,7 +43,10 @@ async def test_both_clients_wait_for_a_slow_first_token(house, stub_runtime, old
 
 async def test_what_keeps_a_client_waiting_is_never_an_empty_record(house, stub_runtime):
     gateway = await house(stub_runtime(), first_byte_hold=0.05)
-    for path, members in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})):
+    for path, members in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ):
         body = {"model": "m", "stream": True, "stub": {"first": 1.0, "tokens": 2}, **members}
         reply = await gateway.ask(body, path)
         *records, end = reply.body.split(b"\n\n")

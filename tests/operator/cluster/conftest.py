@@ -1,7 +1,8 @@
 """A world for the operator to act in: a real API server, and pods whose kubelet, gateway and runtime are scripted here.
 
-`world` builds it in a namespace of its own. Nobody runs containers: `World` gives pods an address and readiness, answers their load reports
-on loopback addresses, and has them read the policy when they are touched, as a kubelet would.
+`world` builds it in a namespace of its own. Nobody runs containers: `World` gives pods an address and readiness,
+answers their load reports on loopback addresses, and has them read the policy when they are touched, as a kubelet
+would.
 """
 
 import contextlib
@@ -60,7 +61,10 @@ RULES = [
 
 def without(verb, resource):
     """The rules, less one verb."""
-    return [(group, name, " ".join(v for v in verbs.split() if (v, name) != (verb, resource))) for group, name, verbs in RULES]
+    return [
+        (group, name, " ".join(v for v in verbs.split() if (v, name) != (verb, resource)))
+        for group, name, verbs in RULES
+    ]
 
 
 def _words(body):
@@ -75,7 +79,18 @@ class Operator:
     """The real program in a process of its own, with its own account's credentials."""
 
     def __init__(self, kubeconfig, namespace, log, *flags):
-        command = [sys.executable, "-m", "headway_operator", "--namespace", namespace, "--port", "0", "--interval", "1s", *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "headway_operator",
+            "--namespace",
+            namespace,
+            "--port",
+            "0",
+            "--interval",
+            "1s",
+            *flags,
+        ]
         self.log = log
         environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         with log.open("ab") as file:
@@ -99,7 +114,10 @@ class Operator:
 
     def metrics(self):
         """The text of /metrics; empty before it answers."""
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer,
+        ):
             return answer.read().decode()
         return ""
 
@@ -121,7 +139,11 @@ class World:
     def __init__(self, plane, namespace, tmp):
         self.plane, self.namespace, self.tmp = plane, namespace, tmp
         self.api = config.new_client_from_config(str(plane.kubeconfig))
-        self.core, self.apps, self.custom = client.CoreV1Api(self.api), client.AppsV1Api(self.api), client.CustomObjectsApi(self.api)
+        self.core, self.apps, self.custom = (
+            client.CoreV1Api(self.api),
+            client.AppsV1Api(self.api),
+            client.CustomObjectsApi(self.api),
+        )
         self.born_at = plane.audit.path.stat().st_size if plane.audit else 0
         """Where the audit log was before this namespace had anything in it."""
         self.user = f"system:serviceaccount:{namespace}:operator"
@@ -136,7 +158,8 @@ class World:
         """Seconds that every pod takes to report."""
         self.model, self.mix, self.capacity = MODEL, MIX, CAPACITY
         self.silent, self.garbage, self.deaf, self.stuck = set(), set(), set(), {}
-        """Pods that do not answer; that answer nonsense; that never read a policy; that fail to start, with the reason why."""
+        """Pods that do not answer; that answer nonsense; that never read a policy; that fail to start, with the reason
+        why."""
         self.never, self.refusal, self.clamped = False, None, {}
         """Whether runtimes never answer; why they cannot read a policy; what they clamp."""
         self.running = {}
@@ -189,7 +212,11 @@ class World:
             self.core.create_namespaced_service_account(self.namespace, {"metadata": {"name": account}})
         body = {
             "metadata": {"name": account},
-            "rules": [{"apiGroups": [group], "resources": [name], "verbs": verbs.split()} for group, name, verbs in rules if verbs],
+            "rules": [
+                {"apiGroups": [group], "resources": [name], "verbs": verbs.split()}
+                for group, name, verbs in rules
+                if verbs
+            ],
         }
         try:
             rbac.create_namespaced_role(self.namespace, body)
@@ -208,7 +235,8 @@ class World:
     def service(self, name, selector):
         ports = [{"name": "http", "port": 8000}, {"name": "control", "port": 8001}]
         self.core.create_namespaced_service(
-            self.namespace, {"metadata": {"name": name}, "spec": {"clusterIP": "None", "selector": selector, "ports": ports}}
+            self.namespace,
+            {"metadata": {"name": name}, "spec": {"clusterIP": "None", "selector": selector, "ports": ports}},
         )
 
     def deploy(self, name, replicas, labels):
@@ -240,16 +268,22 @@ class World:
             "metadata": {"name": name, "annotations": annotations or {}},
             "spec": {key: value for key, value in whole.items() if value is not None},
         }
-        return self.custom.create_namespaced_custom_object("headway.dev", "v1alpha1", self.namespace, "servingslos", body)
+        return self.custom.create_namespaced_custom_object(
+            "headway.dev", "v1alpha1", self.namespace, "servingslos", body
+        )
 
     def edit(self, patch, name="chat"):
-        return self.custom.patch_namespaced_custom_object("headway.dev", "v1alpha1", self.namespace, "servingslos", name, patch)
+        return self.custom.patch_namespaced_custom_object(
+            "headway.dev", "v1alpha1", self.namespace, "servingslos", name, patch
+        )
 
     def get(self, name="chat"):
         return self.custom.get_namespaced_custom_object("headway.dev", "v1alpha1", self.namespace, "servingslos", name)
 
     def delete(self, name="chat"):
-        return self.custom.delete_namespaced_custom_object("headway.dev", "v1alpha1", self.namespace, "servingslos", name)
+        return self.custom.delete_namespaced_custom_object(
+            "headway.dev", "v1alpha1", self.namespace, "servingslos", name
+        )
 
     def status(self, name="chat"):
         return self.get(name).get("status") or {}
@@ -260,14 +294,18 @@ class World:
         return found.get("status"), found.get("reason"), found.get("message", "")
 
     def policy(self, name="chat"):
-        text = (self.core.read_namespaced_config_map(f"{GATEWAY}-policy", self.namespace).data or {}).get(f"{name}.json")
+        text = (self.core.read_namespaced_config_map(f"{GATEWAY}-policy", self.namespace).data or {}).get(
+            f"{name}.json"
+        )
         return load_policy(text) if text else None
 
     def scale(self):
         return self.apps.read_namespaced_deployment(TARGET, self.namespace).spec.replicas
 
     def pods(self, label="headway.dev/runtime"):
-        return sorted(pod.metadata.name for pod in self.core.list_namespaced_pod(self.namespace, label_selector=label).items)
+        return sorted(
+            pod.metadata.name for pod in self.core.list_namespaced_pod(self.namespace, label_selector=label).items
+        )
 
     def events(self):
         return [
@@ -277,7 +315,8 @@ class World:
         ]
 
     def outage(self, seconds, meanwhile=lambda: None):
-        """Kills the API server, starts it again, and waits until the controllers have noticed: their informers back off for a minute."""
+        """Kills the API server, starts it again, and waits until the controllers have noticed: their informers back off
+        for a minute."""
         self.plane.stop_api_server(kill=True)
         try:
             time.sleep(seconds)
@@ -302,7 +341,8 @@ class World:
         return started
 
     def wait(self, holds, what, patience=40.0):
-        """Polls until `holds()` is true and returns it; the operators' logs are in the message when it does not come."""
+        """Polls until `holds()` is true and returns it; the operators' logs are in the message when it does not
+        come."""
         deadline = time.monotonic() + patience
         while True:
             with contextlib.suppress(client.ApiException):
@@ -325,12 +365,17 @@ class World:
         self.plane.audit.settle()
         verbs = {"create", "update", "patch", "delete"}
         entries = self.plane.audit.entries(since=since, user=self.user, verb=verbs)
-        return [entry for entry in entries if entry.resource not in ("leases", "selfsubjectaccessreviews") and entry.code < 300]
+        return [
+            entry
+            for entry in entries
+            if entry.resource not in ("leases", "selfsubjectaccessreviews") and entry.code < 300
+        ]
 
     def writes(self, since):
         """(verb, resource[/subresource]) of each change."""
         return [
-            (entry.verb, f"{entry.resource}/{entry.subresource}" if entry.subresource else entry.resource) for entry in self.changes(since)
+            (entry.verb, f"{entry.resource}/{entry.subresource}" if entry.subresource else entry.resource)
+            for entry in self.changes(since)
         ]
 
     def wait_until_silent(self, quiet=3.0, patience=60.0):
@@ -345,7 +390,10 @@ class World:
 
     def assert_silent(self, since, note=""):
         """Nothing was written; else what it was, word by word."""
-        written = [f"{entry.verb} {entry.resource} {entry.name}\n  " + "\n  ".join(_words(entry.body)) for entry in self.changes(since)]
+        written = [
+            f"{entry.verb} {entry.resource} {entry.name}\n  " + "\n  ".join(_words(entry.body))
+            for entry in self.changes(since)
+        ]
         assert not written, "\n".join([str(note), *written])
 
     # ------------------------------------------------------------ the scripted pods
@@ -366,7 +414,11 @@ class World:
             ):
                 self._ready(name)
             touch = (pod.metadata.annotations or {}).get(ANNOTATION_POLICY_TOUCH)
-            if pod.status.pod_ip and name not in self.deaf and (touch != self.touched.get(name) or name not in self.policies):
+            if (
+                pod.status.pod_ip
+                and name not in self.deaf
+                and (touch != self.touched.get(name) or name not in self.policies)
+            ):
                 self.read_policies(name)
                 self.touched[name] = touch
 
@@ -378,9 +430,19 @@ class World:
 
     def _fail(self, name, reason):
         waiting = [
-            {"name": "main", "image": "none", "imageID": "", "ready": False, "restartCount": 9, "state": {"waiting": {"reason": reason}}}
+            {
+                "name": "main",
+                "image": "none",
+                "imageID": "",
+                "ready": False,
+                "restartCount": 9,
+                "state": {"waiting": {"reason": reason}},
+            }
         ]
-        self._status(name, {"phase": "Pending", "containerStatuses": waiting, "conditions": [{"type": "Ready", "status": "False"}]})
+        self._status(
+            name,
+            {"phase": "Pending", "containerStatuses": waiting, "conditions": [{"type": "Ready", "status": "False"}]},
+        )
 
     def unready(self, name):
         """Fails its readiness probe from now on."""
@@ -416,7 +478,11 @@ class World:
             min(knobs.max_num_seqs or self.capacity.max_num_seqs, self.capacity.max_num_seqs),
             min(knobs.prefill_token_budget or self.capacity.prefill_token_budget, self.capacity.prefill_token_budget),
         )
-        answer = Acknowledgement(policy.revision, policy.slo_uid, effective, self.clamped, 0.0, self.refusal) if policy else None
+        answer = (
+            Acknowledgement(policy.revision, policy.slo_uid, effective, self.clamped, 0.0, self.refusal)
+            if policy
+            else None
+        )
         if name.startswith(GATEWAY):
             offered = self.count()
             good = int(offered * self.quality)
@@ -476,7 +542,9 @@ def crd(control_plane):
     """The control plane, with the ServingSLO resource established."""
     control_plane.kubectl("apply", "--server-side", "-f", str(CRD))
     control_plane.kubectl("wait", "--for=condition=Established", "crd/servingslos.headway.dev", "--timeout=30s")
-    control_plane.wait_for(lambda: control_plane.kubectl("explain", "sslo") != "", "kubectl knows the short name", patience=30)
+    control_plane.wait_for(
+        lambda: control_plane.kubectl("explain", "sslo") != "", "kubectl knows the short name", patience=30
+    )
     return control_plane
 
 

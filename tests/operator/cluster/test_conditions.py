@@ -1,4 +1,5 @@
-"""Every condition and every reason, reached on a real API server by making it so, and left again by itself when it is cured."""
+"""Every condition and every reason, reached on a real API server by making it so, and left again by itself when it is
+cured."""
 
 import dataclasses
 import json
@@ -43,7 +44,9 @@ def test_missing_pieces_are_named_one_by_one_and_found_when_they_come(world):
     world.wait_condition("MetricsAvailable", "False", "NoGatewayPods")
     world.deploy("headway-gateway", 1, {"headway.dev/gateway": "headway-gateway"})
     world.wait_condition("MetricsAvailable", "True", "NoTraffic")
-    assert "kubectl create configmap headway-gateway-policy" in world.wait_condition("KnobsApplied", "False", "ConfigMapNotFound")
+    assert "kubectl create configmap headway-gateway-policy" in world.wait_condition(
+        "KnobsApplied", "False", "ConfigMapNotFound"
+    )
     assert world.condition("Ready")[:2] == ("False", "ConfigMapNotFound")
     world.core.create_namespaced_config_map(world.namespace, {"metadata": {"name": "headway-gateway-policy"}})
     world.wait_condition("KnobsApplied", "True", "Acknowledged", patience=60)
@@ -59,7 +62,8 @@ def test_missing_pieces_are_named_one_by_one_and_found_when_they_come(world):
 
 
 def test_pods_without_news(world):
-    """No metrics, garbage, stale metrics, no ready pod, no gateway answer: each its own reason; knobs and replicas are left alone."""
+    """No metrics, garbage, stale metrics, no ready pod, no gateway answer: each its own reason; knobs and replicas are
+    left alone."""
     cell(world, replicas=2, bounds={"replicas": {"min": 1, "max": 4}})
     first, second = world.wait(lambda: len(world.pods()) == 2 and world.pods(), "two pods")
     gateway = world.wait(lambda: world.pods("headway.dev/gateway"), "a gateway")[0]
@@ -67,7 +71,11 @@ def test_pods_without_news(world):
     world.wait_condition("KnobsApplied", "True", "Acknowledged")
     knobs = world.policy().knobs
     world.garbage.add(first)
-    world.wait(lambda: "1 of 2 serving replicas report" in world.condition("MetricsAvailable")[2], "one of two votes", patience=60)
+    world.wait(
+        lambda: "1 of 2 serving replicas report" in world.condition("MetricsAvailable")[2],
+        "one of two votes",
+        patience=60,
+    )
     assert world.condition("MetricsAvailable")[0] == "True", "half may decide"
     world.silent.add(second)
     message = world.wait_condition("MetricsAvailable", "False", "StaleMetrics")
@@ -131,7 +139,14 @@ def test_promises_that_cannot_be_kept_or_are_not(world):
     world.edit({"spec": {"objectives": {"tpot": None, "ttft": {"target": "30ms"}}}})
     world.wait_condition("Feasible", "False", "TTFTUnreachable")
     world.rate = 0.3
-    world.edit({"spec": {"objectives": {"tpot": {"target": "50ms"}, "ttft": {"target": "2s"}}, "bounds": {"maxNumSeqs": {"min": 200}}}})
+    world.edit(
+        {
+            "spec": {
+                "objectives": {"tpot": {"target": "50ms"}, "ttft": {"target": "2s"}},
+                "bounds": {"maxNumSeqs": {"min": 200}},
+            }
+        }
+    )
     assert "maxNumSeqs.min 200" in world.wait_condition("WithinBounds", "False", "KnobsForced")
     world.edit({"spec": {"bounds": {"maxNumSeqs": None}}})
     world.quality, world.rate = 0.5, 20.0
@@ -187,7 +202,8 @@ def test_policies_that_are_not_read(world):
 
 
 def test_a_policy_that_the_api_server_refuses(world):
-    """Somebody made the ConfigMap immutable: the condition repeats the API server's words, and a new ConfigMap cures it."""
+    """Somebody made the ConfigMap immutable: the condition repeats the API server's words, and a new ConfigMap cures
+    it."""
     cell(world)
     world.wait_condition("KnobsApplied", "True", "Acknowledged")
     revision = world.policy().revision
@@ -274,17 +290,20 @@ def test_one_bad_object_does_not_hold_up_the_good_ones(world):
 
 
 def test_a_spec_that_a_laxer_schema_let_through_is_told_and_cured_by_an_edit(world, tools):
-    """Somebody installed the resource without its rules: the operator has its own, keeps what was in force, and needs no restart."""
+    """Somebody installed the resource without its rules: the operator has its own, keeps what was in force, and needs
+    no restart."""
     cell(world)
     world.wait_condition("KnobsApplied", "True", "Acknowledged")
     policy = world.policy()
     lax = tools.crd
-    del lax["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["bounds"]["properties"]["replicas"][
-        "x-kubernetes-validations"
-    ]
+    del lax["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["bounds"][
+        "properties"
+    ]["replicas"]["x-kubernetes-validations"]
     world.plane.kubectl("replace", "-f", "-", stdin=json.dumps(lax))
     try:
-        world.wait(lambda: world.edit({"spec": {"bounds": {"replicas": {"min": 5, "max": 2}}}}), "the laxer schema is served")
+        world.wait(
+            lambda: world.edit({"spec": {"bounds": {"replicas": {"min": 5, "max": 2}}}}), "the laxer schema is served"
+        )
         message = world.wait_condition("Accepted", "False", "InvalidSpec")
         assert "spec.bounds.replicas: min must be <= max, not 5 > 2" in message
         assert world.condition("Ready")[:2] == ("False", "InvalidSpec")
@@ -297,7 +316,8 @@ def test_a_spec_that_a_laxer_schema_let_through_is_told_and_cured_by_an_edit(wor
 
 
 def test_an_older_schema_is_refused_with_the_command_that_upgrades_it(world, tools):
-    """Its status lacks a field that is written today: nothing is reconciled, the condition says what to do, and nobody loops."""
+    """Its status lacks a field that is written today: nothing is reconciled, the condition says what to do, and nobody
+    loops."""
     world.build()
     world.rate = 5.0
     world.slo()
@@ -307,7 +327,10 @@ def test_an_older_schema_is_refused_with_the_command_that_upgrades_it(world, too
 
     def replace(document):
         live = extensions.read_custom_resource_definition("servingslos.headway.dev")
-        body = {**document, "metadata": {"name": document["metadata"]["name"], "resourceVersion": live.metadata.resource_version}}
+        body = {
+            **document,
+            "metadata": {"name": document["metadata"]["name"], "resourceVersion": live.metadata.resource_version},
+        }
         extensions.replace_custom_resource_definition("servingslos.headway.dev", body)
 
     replace(older)
@@ -332,7 +355,9 @@ def test_a_cluster_without_the_resource_is_waited_for(world, tools):
     """The operator starts first: it says what to install, and goes on by itself once it is there."""
     extensions = client.ApiextensionsV1Api(world.api)
     extensions.delete_custom_resource_definition("servingslos.headway.dev")
-    world.wait(lambda: "servingslos" not in world.plane.kubectl("api-resources", "--api-group", "headway.dev"), "it is gone")
+    world.wait(
+        lambda: "servingslos" not in world.plane.kubectl("api-resources", "--api-group", "headway.dev"), "it is gone"
+    )
     world.build()
     operator = world.operator()
     world.wait(lambda: "is not installed: kubectl apply" in operator.text, "the log says what to do")
@@ -344,4 +369,6 @@ def test_a_cluster_without_the_resource_is_waited_for(world, tools):
     world.wait_condition("Ready", "True", "Enforcing", patience=90)
     world.edit({"spec": {"objectives": {"tpot": {"target": "30ms"}}}})
     world.wait(lambda: world.policy().generation == 2, "and watched", patience=20)
-    world.plane.wait_for(lambda: world.plane.kubectl("explain", "sslo") != "", "kubectl knows the short name again", patience=30)
+    world.plane.wait_for(
+        lambda: world.plane.kubectl("explain", "sslo") != "", "kubectl knows the short name again", patience=30
+    )

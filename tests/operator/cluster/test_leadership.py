@@ -53,7 +53,11 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_start(world):
     world.build(replicas=1)
     world.rate = 5.0
     world.slo()
-    world.grant([rule for rule in world.rules if rule[1] != "leases"] + [("coordination.k8s.io", "leases", "get create update")], "second")
+    world.grant(
+        [rule for rule in world.rules if rule[1] != "leases"]
+        + [("coordination.k8s.io", "leases", "get create update")],
+        "second",
+    )
     first = world.operator("--lease-duration", "6s")
     world.wait(lambda: first.leads, "the first leads")
     second = world.operator("--lease-duration", "6s", account="second")
@@ -74,7 +78,8 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_start(world):
 
 
 def test_two_releases_in_one_namespace_leave_each_others_objects_alone(world):
-    """Each has its operator, with a lease and rights of its own; the gateway's Service names the one that manages what is behind it."""
+    """Each has its operator, with a lease and rights of its own; the gateway's Service names the one that manages what
+    is behind it."""
     world.build(replicas=1)
     world.rate = 5.0
     owner = {"metadata": {"annotations": {"headway.dev/operator": f"{world.namespace}/one-operator"}}}
@@ -91,7 +96,9 @@ def test_two_releases_in_one_namespace_leave_each_others_objects_alone(world):
     )
     assert {entry.resource for entry in strangers} <= {"leases", "selfsubjectaccessreviews"}
     assert "headway_slo_condition{" not in other.metrics()
-    world.core.patch_namespaced_service("headway-gateway", world.namespace, {"metadata": {"annotations": {"headway.dev/operator": None}}})
+    world.core.patch_namespaced_service(
+        "headway-gateway", world.namespace, {"metadata": {"annotations": {"headway.dev/operator": None}}}
+    )
     world.wait(lambda: "headway_slo_condition{" in other.metrics(), "unnamed again: whoever finds it")
 
 
@@ -110,6 +117,10 @@ def test_rolling_restarts_have_one_writer_at_a_time(world):
         world.edit({"spec": {"objectives": {"tpot": {"target": f"{30 + turn}ms"}}}})
         world.wait(lambda turn=turn: world.policy().generation == turn + 2, "the new one acts", patience=30)
     entries = world.plane.audit.entries(since=world.born_at, user=world.user, verb={"update"}, resource="leases")
-    terms = [entry.body["spec"]["holderIdentity"] for entry in entries if entry.code < 300 and entry.body["spec"]["holderIdentity"]]
+    terms = [
+        entry.body["spec"]["holderIdentity"]
+        for entry in entries
+        if entry.code < 300 and entry.body["spec"]["holderIdentity"]
+    ]
     changes = [name for name, before in zip(terms, [None, *terms], strict=False) if name != before]
     assert len(changes) == len(set(changes)), "nobody came back after another had it"

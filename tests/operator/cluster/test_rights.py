@@ -1,4 +1,5 @@
-"""Least privilege: no call is refused and no right unused; one verb less is named in a condition, and the rest goes on."""
+"""Least privilege: no call is refused and no right unused; one verb less is named in a condition, and the rest goes
+on."""
 
 import time
 
@@ -22,7 +23,13 @@ VERBS = [
     ("get", "configmaps", "KnobsApplied", "Forbidden"),
     ("patch", "configmaps", "KnobsApplied", "Forbidden"),
 ]
-BLIND = {("list", "deployments"), ("watch", "deployments"), ("list", "services"), ("watch", "services"), ("list", "pods")}
+BLIND = {
+    ("list", "deployments"),
+    ("watch", "deployments"),
+    ("list", "services"),
+    ("watch", "services"),
+    ("list", "pods"),
+}
 """Without these nothing can be decided at all."""
 
 
@@ -38,7 +45,9 @@ def test_a_missing_verb_is_named_and_the_rest_goes_on(world, tools, verb, resour
     assert resource.split("/")[0] in message
     assert operator.process.poll() is None
     if (verb, resource) not in BLIND | {("get", "configmaps"), ("patch", "configmaps")}:
-        world.wait(lambda: world.policy() and world.policy().knobs.max_num_seqs, "knobs are set all the same", patience=60)
+        world.wait(
+            lambda: world.policy() and world.policy().knobs.max_num_seqs, "knobs are set all the same", patience=60
+        )
     if kind != "ScalingActive" and (verb, resource) not in BLIND and resource != "configmaps":
         world.wait(lambda: world.scale() == 3, "replicas too", patience=60)
     if kind == "ScalingActive":
@@ -54,14 +63,18 @@ def test_where_no_condition_can_be_written_the_log_and_an_event_say_it(world, to
     operator = world.operator()
     world.wait(lambda: f"missing right: {verb} {resource}" in operator.text, "the log names it")
     if verb == "patch":
-        world.wait(lambda: any(reason == "MissingPermission" and "patch" in message for reason, message in world.events()), "an event")
+        world.wait(
+            lambda: any(reason == "MissingPermission" and "patch" in message for reason, message in world.events()),
+            "an event",
+        )
         world.wait(lambda: world.policy() and world.policy().knobs.max_num_seqs, "knobs are set all the same")
     world.wait(lambda: "headway_operator_missing_rights 1.0" in operator.metrics(), "a figure")
     assert operator.process.poll() is None
 
 
 def test_a_right_that_is_taken_away_and_given_back(world, tools):
-    """While it runs: the condition names the verb, and once it is granted again everything goes on without a restart."""
+    """While it runs: the condition names the verb, and once it is granted again everything goes on without a
+    restart."""
     world.build(replicas=1)
     world.rate = 2.0
     world.slo(bounds={"replicas": {"min": 1, "max": 8}})
@@ -80,7 +93,8 @@ def test_a_right_that_is_taken_away_and_given_back(world, tools):
 
 
 def test_nothing_is_refused_and_no_right_is_unused(world, tools):
-    """Up, down, knobs, events and the lease: the audit log has every verb of the rules, and not one 403, and nothing cluster-wide."""
+    """Up, down, knobs, events and the lease: the audit log has every verb of the rules, and not one 403, and nothing
+    cluster-wide."""
     world.build(replicas=1)
     world.rate = 10.0
     mark = world.plane.audit.mark()
@@ -96,7 +110,11 @@ def test_nothing_is_refused_and_no_right_is_unused(world, tools):
     entries = world.plane.audit.entries(since=mark, user=world.user)
     assert [entry.uri for entry in entries if entry.code == 403] == []
     reviews = ("selfsubjectaccessreviews",)
-    outside = [entry.uri for entry in entries if entry.resource and entry.resource not in reviews and entry.namespace != world.namespace]
+    outside = [
+        entry.uri
+        for entry in entries
+        if entry.resource and entry.resource not in reviews and entry.namespace != world.namespace
+    ]
     assert outside == []
     used = {
         (entry.verb, f"{entry.resource}/{entry.subresource}" if entry.subresource else entry.resource)

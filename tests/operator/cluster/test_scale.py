@@ -1,4 +1,5 @@
-"""A thousand objects: what they cost in CPU, memory and API calls, that the cost grows no faster than their number, and that all is silent.
+"""A thousand objects: what they cost in CPU, memory and API calls, that the cost grows no faster than their number, and
+that all is silent.
 
 `docs/benchmarks/operator.md` has the figures that this prints.
 """
@@ -19,7 +20,8 @@ RATE = 4.0
 PER_GATEWAY = 100
 COUNTS = (100, 300, 1000)
 QUIET, MEASURED = 35.0, 60.0
-"""Seconds without a write after which all is settled, longer than figures wait to be refreshed; seconds that are measured then."""
+"""Seconds without a write after which all is settled, longer than figures wait to be refreshed; seconds that are
+measured then."""
 MEMORY_LIMIT = 512.0
 """MiB that the chart grants the operator."""
 
@@ -71,7 +73,8 @@ def populate(world, first, last):
 
 
 class Crowd:
-    """Kubelet, runtimes and gateways of all objects, made cheap: pods are looked at while they are new, policies read once per gateway."""
+    """Kubelet, runtimes and gateways of all objects, made cheap: pods are looked at while they are new, policies read
+    once per gateway."""
 
     def __init__(self, world):
         self.world = world
@@ -82,7 +85,9 @@ class Crowd:
         world.report, world._round, world.pause = self.report, self.round, 1.0
 
     def round(self):
-        listed = self.world.core.list_namespaced_pod(self.world.namespace, field_selector="status.phase=Pending", _preload_content=False)
+        listed = self.world.core.list_namespaced_pod(
+            self.world.namespace, field_selector="status.phase=Pending", _preload_content=False
+        )
         for pod in json.loads(listed.data)["items"]:
             self.world._ready(pod["metadata"]["name"])
         maps = self.world.core.list_namespaced_config_map(self.world.namespace, _preload_content=False)
@@ -101,14 +106,21 @@ class Crowd:
             return dataclasses.replace(self.plain(name), pool=f"rt-{number}", policy=self.acknowledgement(int(number)))
         count = self.world.count()
         kept = {"ttft": count, "tpot": count, "all": count}
-        books = {"default": ClassBooks(offered=count, outcomes={"ok": count}, good=kept, judged=kept, ttft={110: count}, tpot={78: count})}
+        books = {
+            "default": ClassBooks(
+                offered=count, outcomes={"ok": count}, good=kept, judged=kept, ttft={110: count}, tpot={78: count}
+            )
+        }
         first = int(number) * PER_GATEWAY
-        pools = tuple(PoolBooks(f"rt-{index}", books, self.acknowledgement(index)) for index in range(first, first + PER_GATEWAY))
+        pools = tuple(
+            PoolBooks(f"rt-{index}", books, self.acknowledgement(index)) for index in range(first, first + PER_GATEWAY)
+        )
         return GatewayReport(name, f"boot-{name}", 1, 0.0, ReplicaState.READY, pools)
 
 
 def steady(status):
-    """Knobs are enforced, the promise is kept, and the rate is shown as it is: a figure that still moves by a tenth is rightly written."""
+    """Knobs are enforced, the promise is kept, and the rate is shown as it is: a figure that still moves by a tenth is
+    rightly written."""
     held = {(condition["type"], condition["status"]) for condition in status.get("conditions", [])}
     rate = float(status.get("observed", {}).get("requestRate", "0"))
     return {("Ready", "True"), ("KnobsApplied", "True"), ("SLOMet", "True")} <= held and abs(rate - RATE) < RATE / 10
@@ -148,7 +160,9 @@ def cost(world, operator):
 def test_a_thousand_objects(world):
     world.grant_all()
     Crowd(world)
-    operator = world.operator("--interval", "5s", "--report-timeout", "8s")  # the default interval; the scripted pods may be slow
+    operator = world.operator(
+        "--interval", "5s", "--report-timeout", "8s"
+    )  # the default interval; the scripted pods may be slow
     costs, done = {}, 0
     for count in COUNTS:
         began = time.monotonic()

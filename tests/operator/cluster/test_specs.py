@@ -1,4 +1,5 @@
-"""Specs that the API server must accept or refuse, each with words that name the place; the parser of the core must agree."""
+"""Specs that the API server must accept or refuse, each with words that name the place; the parser of the core must
+agree."""
 
 import copy
 import json
@@ -55,7 +56,13 @@ ACCEPTED = {
     "eight classes": {"classes": [{"name": f"c{n}", "priority": n} for n in range(8)], "defaultClass": "c7"},
     "full class": {
         "classes": [
-            {**A, "shares": 1000, "serviceTiers": ["flex", "auto"], "maxQueueTime": "10m", "objectives": {"ttft": {"target": "60s"}}}
+            {
+                **A,
+                "shares": 1000,
+                "serviceTiers": ["flex", "auto"],
+                "maxQueueTime": "10m",
+                "objectives": {"ttft": {"target": "60s"}},
+            }
         ],
         "defaultClass": "a",
     },
@@ -65,7 +72,9 @@ ACCEPTED = {
     "empty bounds": {"bounds": {}},
     "window": {"evaluation": {"window": "1h", "minSamples": 1}},
     "shortest window": {"evaluation": {"window": "1s"}},
-    "stabilisation": {"behavior": {"scaleDown": {"stabilizationWindow": "0s"}, "scaleUp": {"stabilizationWindow": "1h"}}},
+    "stabilisation": {
+        "behavior": {"scaleDown": {"stabilizationWindow": "0s"}, "scaleUp": {"stabilizationWindow": "1h"}}
+    },
 }
 
 NAME, DURATION = "should match '^[a-z0-9]", "should match '^([0-9]{1,5}(h|m|s|ms)){1,4}$'"
@@ -93,11 +102,23 @@ REFUSED = {
     "exponent": ({"objectives.tpot.target": "1e999"}, DURATION),
     "words": ({"objectives.tpot.target": "fast"}, DURATION),
     "percentile 0": ({"objectives.ttft.percentile": 0}, "must be a whole number or a decimal string between 0 and 100"),
-    "percentile 100": ({"objectives.ttft.percentile": 100}, "must be a whole number or a decimal string between 0 and 100"),
-    "percentile -5": ({"objectives.ttft.percentile": -5}, "must be a whole number or a decimal string between 0 and 100"),
+    "percentile 100": (
+        {"objectives.ttft.percentile": 100},
+        "must be a whole number or a decimal string between 0 and 100",
+    ),
+    "percentile -5": (
+        {"objectives.ttft.percentile": -5},
+        "must be a whole number or a decimal string between 0 and 100",
+    ),
     "float percentile": ({"objectives.ttft.percentile": 99.9}, "spec.objectives.ttft.percentile"),
-    "percentile of nothing": ({"objectives.ttft.percentile": "0.000"}, "must be a whole number or a decimal string between 0 and 100"),
-    "percentile in words": ({"objectives.ttft.percentile": "most"}, "must be a whole number or a decimal string between 0 and 100"),
+    "percentile of nothing": (
+        {"objectives.ttft.percentile": "0.000"},
+        "must be a whole number or a decimal string between 0 and 100",
+    ),
+    "percentile in words": (
+        {"objectives.ttft.percentile": "most"},
+        "must be a whole number or a decimal string between 0 and 100",
+    ),
     "percentile of four decimals": (
         {"objectives.ttft.percentile": "9.9999"},
         "must be a whole number or a decimal string between 0 and 100",
@@ -114,7 +135,10 @@ REFUSED = {
     "unknown default": ({"classes": [A], "defaultClass": "z"}, "defaultClass must name one of spec.classes"),
     "two of a name": ({"classes": [A, {**A, "priority": 9}], "defaultClass": "a"}, "Duplicate value"),
     "two of a priority": ({"classes": [A, {**B, "priority": 1}], "defaultClass": "a"}, "priorities must be unique"),
-    "a class without a priority": ({"classes": [{"name": "a"}], "defaultClass": "a"}, "spec.classes[0].priority: Required value"),
+    "a class without a priority": (
+        {"classes": [{"name": "a"}], "defaultClass": "a"},
+        "spec.classes[0].priority: Required value",
+    ),
     "nine classes": (
         {"classes": [{"name": f"c{n}", "priority": n} for n in range(9)], "defaultClass": "c0"},
         "must have at most 8 items",
@@ -125,7 +149,10 @@ REFUSED = {
     ),
     "no shares": ({"classes": [{**A, "shares": 0}], "defaultClass": "a"}, "should be greater than or equal to 1"),
     "no queue": ({"classes": [{**A, "maxQueueTime": "0s"}], "defaultClass": "a"}, "must be more than 0s"),
-    "a class that promises nothing": ({"classes": [{**A, "objectives": {}}], "defaultClass": "a"}, "needs at least one objective"),
+    "a class that promises nothing": (
+        {"classes": [{**A, "objectives": {}}], "defaultClass": "a"},
+        "needs at least one objective",
+    ),
     "min over max": ({"bounds": {"replicas": {"min": 5, "max": 2}}}, "min must be <= max"),
     "from zero": ({"bounds": {"replicas": {"min": 0, "max": 2}}}, "should be greater than or equal to 1"),
     "negative replicas": ({"bounds": {"replicas": {"min": -1, "max": 2}}}, "should be greater than or equal to 1"),
@@ -203,7 +230,10 @@ def test_defaults_are_what_the_parser_says_they_are(create):
     assert stored["spec"]["mode"] == "Enforce"
     assert stored["spec"]["objectives"]["ttft"]["percentile"] == 95
     assert stored["spec"]["evaluation"] == {"window": "1m", "minSamples": 20}
-    assert stored["spec"]["behavior"] == {"scaleUp": {"stabilizationWindow": "0s"}, "scaleDown": {"stabilizationWindow": "5m"}}
+    assert stored["spec"]["behavior"] == {
+        "scaleUp": {"stabilizationWindow": "0s"},
+        "scaleDown": {"stabilizationWindow": "5m"},
+    }
     plain, filled = ServingSLO.parse(made({"objectives": {"ttft": {"target": "1s"}}})), ServingSLO.parse(stored)
     for field in (
         "mode",

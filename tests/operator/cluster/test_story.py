@@ -1,4 +1,5 @@
-"""A ServingSLO's life on a real API server: knobs equal to an oracle, replicas up and down, silence when nothing changes."""
+"""A ServingSLO's life on a real API server: knobs equal to an oracle, replicas up and down, silence when nothing
+changes."""
 
 import signal
 import time
@@ -10,7 +11,8 @@ pytestmark = pytest.mark.cluster
 
 
 def oracle(target, s=400.0, o=100.0, c=450.0, a=0.010, b=2e-4, e=1e-6, rho=0.8, block=16):
-    """(n*, p*, λ*) of the straight line that the scripted runtimes report, by the formula; no budget is less than a KV block."""
+    """(n*, p*, λ*) of the straight line that the scripted runtimes report, by the formula; no budget is less than a KV
+    block."""
     n = (target - a) / (b * s / (rho * o) + b + e * c)
     return n, max(block, n * s / (rho * o)), n / (o * target)
 
@@ -22,8 +24,12 @@ def test_knobs_equal_the_oracle_and_then_there_is_silence(world):
     world.operator()
     world.wait_condition("Ready", "True", "Enforcing")
     world.wait_condition("KnobsApplied", "True", "Acknowledged")
-    first_words = next(entry for entry in world.changes(world.born_at) if entry.resource == "servingslos").body["status"]["conditions"]
-    assert ("MetricsAvailable", "Unknown", "FirstReading") in [(c["type"], c["status"], c["reason"]) for c in first_words]
+    first_words = next(entry for entry in world.changes(world.born_at) if entry.resource == "servingslos").body[
+        "status"
+    ]["conditions"]
+    assert ("MetricsAvailable", "Unknown", "FirstReading") in [
+        (c["type"], c["status"], c["reason"]) for c in first_words
+    ]
     n, p, _ = oracle(0.050)
     status = world.status()
     assert abs(status["applied"]["maxNumSeqs"] - n) <= 1
@@ -33,7 +39,11 @@ def test_knobs_equal_the_oracle_and_then_there_is_silence(world):
     assert status["decisions"][0]["action"] == "SetKnobs"
     assert "is bound by TPOT" in status["decisions"][0]["message"]
     policy = world.policy()
-    assert (policy.slo_uid, policy.pool.name, policy.default_class) == (first["metadata"]["uid"], "chat-runtime", "default")
+    assert (policy.slo_uid, policy.pool.name, policy.default_class) == (
+        first["metadata"]["uid"],
+        "chat-runtime",
+        "default",
+    )
     assert policy.pool.endpoints[0].host == f"chat-runtime.{world.namespace}.svc"
     managers = world.core.read_namespaced_config_map("headway-gateway-policy", world.namespace).metadata.managed_fields
     assert [entry.manager for entry in managers if entry.operation == "Apply"] == ["headway/chat"]
@@ -57,7 +67,8 @@ def test_knobs_equal_the_oracle_and_then_there_is_silence(world):
 
 
 def test_a_mix_that_hardly_needs_prefill_keeps_a_block_of_budget(world):
-    """Prompts of sixty tokens, nearly all cached: six tokens an iteration would do, and a prompt that is not cached would crawl."""
+    """Prompts of sixty tokens, nearly all cached: six tokens an iteration would do, and a prompt that is not cached
+    would crawl."""
     world.build()
     world.mix = Mix(500, 60.0, 56.0, 100.0, 110.0)
     world.rate = 5.0

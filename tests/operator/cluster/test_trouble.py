@@ -29,7 +29,9 @@ def test_the_api_server_is_stopped_for_a_minute(world):
     mark = world.plane.audit.mark()
     world.wait(lambda: operator.leads, "it leads again", patience=60)
     time.sleep(10)
-    assert {known["type"]: known["lastTransitionTime"] for known in world.status()["conditions"]} == before, "nothing flapped"
+    assert {known["type"]: known["lastTransitionTime"] for known in world.status()["conditions"]} == before, (
+        "nothing flapped"
+    )
     assert (world.policy().knobs, world.scale()) == (knobs, scale)
     assert ("patch", "configmaps") not in world.writes(mark)
     world.edit({"spec": {"objectives": {"tpot": {"target": "30ms"}}}})
@@ -39,17 +41,22 @@ def test_the_api_server_is_stopped_for_a_minute(world):
 
 @pytest.mark.full
 def test_a_watch_that_expired_is_begun_again(world):
-    """History is compacted while the API server is away, so every watch resumes with 410 Gone; what changed meanwhile is found."""
+    """History is compacted while the API server is away, so every watch resumes with 410 Gone; what changed meanwhile
+    is found."""
     world.build(replicas=1)
     world.rate = 5.0
     world.slo()
     operator = world.operator()
     world.wait_condition("KnobsApplied", "True", "Acknowledged")
     for number in range(30):
-        world.core.patch_namespaced_config_map("headway-gateway-policy", world.namespace, {"metadata": {"annotations": {"n": str(number)}}})
+        world.core.patch_namespaced_config_map(
+            "headway-gateway-policy", world.namespace, {"metadata": {"annotations": {"n": str(number)}}}
+        )
     latest = world.core.read_namespaced_config_map("headway-gateway-policy", world.namespace).metadata.resource_version
     url = (world.plane.folder / "etcd.url").read_text()
-    request = urllib.request.Request(f"{url}/v3/kv/compaction", data=f'{{"revision": "{latest}", "physical": true}}'.encode())
+    request = urllib.request.Request(
+        f"{url}/v3/kv/compaction", data=f'{{"revision": "{latest}", "physical": true}}'.encode()
+    )
     codes = []
 
     def compact():
@@ -65,7 +72,8 @@ def test_a_watch_that_expired_is_begun_again(world):
 
 
 def test_a_storm_of_conflicts(world):
-    """Somebody writes the policy ConfigMap and the Deployment without end: each change arrives all the same, and once."""
+    """Somebody writes the policy ConfigMap and the Deployment without end: each change arrives all the same, and
+    once."""
     world.build(replicas=1)
     world.rate = 20.0
     world.slo(bounds={"replicas": {"min": 1, "max": 8}})
@@ -123,7 +131,8 @@ def test_deleting_never_hangs_and_leaves_everything_where_it_is(world):
 
 
 def test_deleting_in_the_middle_of_a_slow_look_harms_nobody(world):
-    """Pods take more than a second to report, so a look is always under way: the object goes at once, and the next of its name is new."""
+    """Pods take more than a second to report, so a look is always under way: the object goes at once, and the next of
+    its name is new."""
     world.build()
     world.rate, world.delay = 5.0, 1.2
     operator = world.operator()
@@ -170,13 +179,16 @@ def test_finalizers_of_others_are_theirs(world):
 
 @pytest.mark.full
 def test_killed_at_any_moment_it_ends_where_it_would_have(world):
-    """Four times SIGKILL in the middle of edits and load: knobs, scale and number of ReplicaSets are those of an undisturbed run."""
+    """Four times SIGKILL in the middle of edits and load: knobs, scale and number of ReplicaSets are those of an
+    undisturbed run."""
     world.build(replicas=1)
     world.rate = 15.0
     world.slo(bounds={"replicas": {"min": 1, "max": 8}})
     scales = []
     for turn in range(4):
-        operator = world.operator("--lease-name", f"turn-{turn}")  # a lease of its own: what is tested is not the wait for it
+        operator = world.operator(
+            "--lease-name", f"turn-{turn}"
+        )  # a lease of its own: what is tested is not the wait for it
         world.edit({"spec": {"objectives": {"tpot": {"target": f"{35 + turn}ms"}}}})
         time.sleep(2.0 + 0.7 * turn)
         operator.stop(9)

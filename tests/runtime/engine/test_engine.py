@@ -1,4 +1,5 @@
-"""The engine alone: errors stay with their sequence, limits never exceed the start-up capacity, endings are told apart."""
+"""The engine alone: errors stay with their sequence, limits never exceed the start-up capacity, endings are told
+apart."""
 
 import numpy as np
 import pytest
@@ -27,7 +28,14 @@ class Clock:
 
 @pytest.fixture
 def engine(tiny_llama):
-    runner = ModelRunner(open_checkpoint(tiny_llama, "float32"), max_num_seqs=4, num_blocks=32, block_size=16, max_model_len=512, threads=1)
+    runner = ModelRunner(
+        open_checkpoint(tiny_llama, "float32"),
+        max_num_seqs=4,
+        num_blocks=32,
+        block_size=16,
+        max_model_len=512,
+        threads=1,
+    )
     scheduler = Scheduler(num_blocks=32, block_size=16, limits=CAPACITY)
     stretched = []
     engine = Engine(
@@ -45,7 +53,9 @@ def engine(tiny_llama):
 
 def asked(seq_id, prompt=(70, 71, 72), max_tokens=5, **params):
     params = {"temperature": 0.0, "ignore_eos": True, **params}
-    return AddSequence(seq_id, 0, 0.0, None, b"", np.array(prompt, dtype=np.int32), max_tokens, SamplingParams(**params))
+    return AddSequence(
+        seq_id, 0, 0.0, None, b"", np.array(prompt, dtype=np.int32), max_tokens, SamplingParams(**params)
+    )
 
 
 def run(engine, *sequences):
@@ -72,7 +82,9 @@ def test_a_sequence_that_cannot_be_is_reported_and_its_neighbours_go_on(engine):
 
 def test_an_end_token_is_the_last_one_reported(engine):
     tokens, ended = run(
-        engine, asked(0, ignore_eos=False, logit_bias=((1, 100.0),)), asked(1, stop_token_ids=(80,), logit_bias=((80, 100.0),))
+        engine,
+        asked(0, ignore_eos=False, logit_bias=((1, 100.0),)),
+        asked(1, stop_token_ids=(80,), logit_bias=((80, 100.0),)),
     )
     assert tokens == {0: [1], 1: [80]}
     assert {one.reason for one in ended.values()} == {EndReason.STOP}
@@ -96,7 +108,9 @@ def test_a_cancelled_sequence_is_not_reported_and_counts_only_if_it_had_tokens(e
 
 def test_whoever_stretches_iterations_hears_of_each_with_its_seconds(engine):
     run(engine, asked(0))
-    assert [plan for plan, _ in engine.stretched] == sorted({plan for plan, _ in engine.stretched}) and len(engine.stretched) == 5
+    assert [plan for plan, _ in engine.stretched] == sorted({plan for plan, _ in engine.stretched}) and len(
+        engine.stretched
+    ) == 5
     assert all(seconds > 0 for _, seconds in engine.stretched)
 
 

@@ -1,4 +1,5 @@
-"""The link between the processes: whole messages however the socket splits them, no waiting on output, a closed end is noticed."""
+"""The link between the processes: whole messages however the socket splits them, no waiting on output, a closed end is
+noticed."""
 
 import socket
 
@@ -7,7 +8,17 @@ import pytest
 from headway_core.batching.plan import Limits
 from headway_core.contract import Capacity, ClassLoad, Mix, StepTimeReport
 from headway_runtime.link import MAX_MESSAGE_BYTES, EngineEnd, LinkClosed, Unframer, frame
-from headway_runtime.messages import AddSequence, Commands, Ended, EndReason, EngineLoad, Ready, StepReport, TokenLogprobs, TokenOut
+from headway_runtime.messages import (
+    AddSequence,
+    Commands,
+    Ended,
+    EndReason,
+    EngineLoad,
+    Ready,
+    StepReport,
+    TokenLogprobs,
+    TokenOut,
+)
 from headway_runtime.sampling import SamplingParams
 
 
@@ -85,7 +96,9 @@ def over_the_wire(message):
 
 
 def test_every_message_survives_the_wire():
-    params = SamplingParams(temperature=0.5, seed=2**63 - 1, logit_bias=((5, -1.5),), stop_token_ids=(7,), logprobs=3, max_tokens=9)
+    params = SamplingParams(
+        temperature=0.5, seed=2**63 - 1, logit_bias=((5, -1.5),), stop_token_ids=(7,), logprobs=3, max_tokens=9
+    )
     added = AddSequence(2**40, -5, 1.25, 3, b"salt", np.array([1, 2**31 - 1], dtype=np.int32), 9, params, 0.5, None)
     commands = Commands.unpack(over_the_wire(Commands(4, (added,), (8, 9), Limits(3, 70)).pack()))
     assert commands.add[0].prompt.tolist() == [1, 2**31 - 1]

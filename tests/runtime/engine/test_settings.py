@@ -38,7 +38,8 @@ def test_a_wrong_value_is_refused_naming_the_flag(flags, says, tiny_llama):
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("5", 5), ("1KiB", 1024), ("1kB", None), ("2G", 2 * 10**9), ("1.5GiB", 3 * 2**29), ("-1", None), ("1e9", None)]
+    ("text", "size"),
+    [("5", 5), ("1KiB", 1024), ("1kB", None), ("2G", 2 * 10**9), ("1.5GiB", 3 * 2**29), ("-1", None), ("1e9", None)],
 )
 def test_sizes(text, size):
     if size is None:
@@ -51,7 +52,11 @@ def test_sizes(text, size):
 def test_defaults_come_from_the_model_and_the_machine(tiny_llama):
     settings = from_arguments(["--model", str(tiny_llama), "--device", "cpu"])
     assert settings.served_model_name == tiny_llama.name
-    assert (settings.engine.max_num_seqs, settings.engine.prefill_token_budget, settings.engine.num_blocks) == (32, None, None)
+    assert (settings.engine.max_num_seqs, settings.engine.prefill_token_budget, settings.engine.num_blocks) == (
+        32,
+        None,
+        None,
+    )
     assert settings.engine.threads >= 1 and settings.control_host == settings.host == "127.0.0.1"
     assert from_arguments(["--host", "0.0.0.0", "--model", str(tiny_llama)]).control_host == "0.0.0.0"
 

@@ -1,4 +1,5 @@
-"""The engine predicts its own iterations: real model, real scheduler, mixed load, each prediction made before its iteration ran."""
+"""The engine predicts its own iterations: real model, real scheduler, mixed load, each prediction made before its
+iteration ran."""
 
 import random
 import statistics
@@ -31,7 +32,9 @@ def calibrated_engine(clock):
         threads=1,
     )
     model = StepTimeModel()
-    calibration = Calibration(runner, max_num_seqs=SLOTS, num_blocks=BLOCKS, block_size=BLOCK, max_model_len=2048, clock=clock)
+    calibration = Calibration(
+        runner, max_num_seqs=SLOTS, num_blocks=BLOCKS, block_size=BLOCK, max_model_len=2048, clock=clock
+    )
     calibration.run(model, BUDGET, lambda done, shapes: None)
     limits = Limits(SLOTS, BUDGET)
     scheduler = Scheduler(num_blocks=BLOCKS, block_size=BLOCK, limits=limits)
@@ -46,7 +49,9 @@ def run_mixed_load(engine, numbers, draw, iterations):
             prompt = np.array([draw.randrange(100, 40_000) for _ in range(draw.randrange(8, 300))], dtype=np.int32)
             params = SamplingParams(temperature=draw.choice([0.0, 1.0]), seed=1, ignore_eos=True)
             number = next(numbers)
-            engine.add(AddSequence(number, 0, float(number), None, b"", prompt, draw.randrange(8, 60), params), float(number))
+            engine.add(
+                AddSequence(number, 0, float(number), None, b"", prompt, draw.randrange(8, 60), params), float(number)
+            )
         step = engine.step()
         errors.append(abs(step.predicted - step.elapsed) / step.elapsed)
     return statistics.median(errors)

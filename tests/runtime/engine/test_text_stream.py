@@ -1,4 +1,5 @@
-"""Tokens to pieces: characters whole, stop strings never shown, log-probabilities beside their text, the same however pieces are taken."""
+"""Tokens to pieces: characters whole, stop strings never shown, log-probabilities beside their text, the same however
+pieces are taken."""
 
 import itertools
 import random
@@ -65,7 +66,9 @@ def test_stop_strings_agree_with_a_search_of_the_whole_text(tokenizer):
         text = "".join(draw.choices("abc", k=30))
         stops = tuple({"".join(draw.choices("abc", k=draw.randrange(1, 6))) for _ in range(draw.randrange(1, 5))})
         cut = min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
-        pieces = run(TextStream(tokenizer, stops, 0), tokenizer.encode(text, add_special=False), take_every=draw.randrange(1, 6))
+        pieces = run(
+            TextStream(tokenizer, stops, 0), tokenizer.encode(text, add_special=False), take_every=draw.randrange(1, 6)
+        )
         assert "".join(piece.text for piece in pieces) == (text if cut is None else text[:cut])
         assert pieces[-1].finish == ("length" if cut is None else "stop")
 

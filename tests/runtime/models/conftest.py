@@ -1,4 +1,5 @@
-"""The oracle, transformers' `generate` with a batch of one, and a loop that drives the real scheduler and the real runner together."""
+"""The oracle, transformers' `generate` with a batch of one, and a loop that drives the real scheduler and the real
+runner together."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Oracle:
         self.vocab_size = self.model.config.vocab_size
 
     def answer(self, prompt: list[int], length: int) -> Answer | None:
-        """`generate` on this prompt alone; None when a margin is too small or the text repeats itself too much to prove anything."""
+        """`generate` on this prompt alone; None when a margin is too small or the text repeats itself too much to prove
+        anything."""
         with torch.inference_mode():
             out = self.model.generate(
                 torch.tensor([prompt]),
@@ -60,11 +62,15 @@ class Oracle:
             )
         output = out.sequences[0, len(prompt) :].tolist()
         best = torch.stack(out.logits)[:, 0].topk(2, dim=-1).values  # (length, 2)
-        if float((best[:, 0] - best[:, 1]).min()) < LEAST_MARGIN or len(set(output)) < LEAST_DISTINCT * min(length, self.vocab_size):
+        if float((best[:, 0] - best[:, 1]).min()) < LEAST_MARGIN or len(set(output)) < LEAST_DISTINCT * min(
+            length, self.vocab_size
+        ):
             return None
         return Answer(tuple(prompt), tuple(output))
 
-    def answers(self, lengths: list[int], output: int, seed: int, prefixes: list[list[int]] | None = None) -> list[Answer]:
+    def answers(
+        self, lengths: list[int], output: int, seed: int, prefixes: list[list[int]] | None = None
+    ) -> list[Answer]:
         """One answer for each prompt length; prompt i begins with as much of prefixes[i % n] as fits."""
         generator = torch.Generator().manual_seed(seed)
         found = []
@@ -77,7 +83,9 @@ class Oracle:
                     found.append(answer)
                     break
             else:
-                raise AssertionError(f"no prompt of {length} tokens has a continuation that proves anything: change the seed")
+                raise AssertionError(
+                    f"no prompt of {length} tokens has a continuation that proves anything: change the seed"
+                )
         return found
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
@@ -115,10 +123,12 @@ class Record:
 
 
 class Loop:
-    """schedule → execute → complete until all requests have all their tokens. Without a folder nothing is computed: the expected tokens
-    stand in for the model, which shows in milliseconds what a set of requests will go through."""
+    """schedule → execute → complete until all requests have all their tokens. Without a folder nothing is computed: the
+    expected tokens stand in for the model, which shows in milliseconds what a set of requests will go through."""
 
-    def __init__(self, folder: Path | None, *, block_size: int, num_blocks: int, max_num_seqs: int, max_model_len: int = 256) -> None:
+    def __init__(
+        self, folder: Path | None, *, block_size: int, num_blocks: int, max_num_seqs: int, max_model_len: int = 256
+    ) -> None:
         self.runner = folder and ModelRunner(
             open_checkpoint(folder),
             max_num_seqs=max_num_seqs,
@@ -142,7 +152,9 @@ class Loop:
                 if index not in sequences and request.arrival <= iteration:
                     sequences[index] = self._sequence(index, request, now)
                     scheduler.add(sequences[index], now)
-            before = [(seq, seq.preemptions, seq.num_computed, seq.prefill_end, seq.num_outputs) for seq in sequences.values()]
+            before = [
+                (seq, seq.preemptions, seq.num_computed, seq.prefill_end, seq.num_outputs) for seq in sequences.values()
+            ]
             plan = scheduler.schedule(now)
             for seq, preemptions, computed, prefill_end, outputs in before:
                 if seq.preemptions > preemptions:
@@ -154,7 +166,9 @@ class Loop:
             if self.runner:
                 self._bind(plan, requests, record, bound)
             for item in plan.items:
-                if record.last_chunk[item.seq_id] < 0 and item.start + item.count == len(requests[item.seq_id].answer.prompt):
+                if record.last_chunk[item.seq_id] < 0 and item.start + item.count == len(
+                    requests[item.seq_id].answer.prompt
+                ):
                     record.last_chunk[item.seq_id] = iteration
             sampling = [item for item in plan.items if item.samples]
             for item, token in zip(sampling, self._tokens(plan, requests, record, sampling), strict=True):

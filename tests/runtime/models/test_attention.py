@@ -1,4 +1,5 @@
-"""Both paged attentions against the plain formula, over scattered blocks, mixed batches, windows, and stale neighbours."""
+"""Both paged attentions against the plain formula, over scattered blocks, mixed batches, windows, and stale
+neighbours."""
 
 from __future__ import annotations
 
@@ -75,7 +76,11 @@ def make(attention_type, config, cache, tables):
     found = kernels_for(cache.head_dim, cache.block_size, cache.data.dtype)
     if found is None and isinstance(kernels(), str):
         pytest.skip(f"no kernels here: {kernels()}")
-    return pytest.skip("the kernels take no blocks of this size") if found is None else CompiledAttention(config, cache, tables, found)
+    return (
+        pytest.skip("the kernels take no blocks of this size")
+        if found is None
+        else CompiledAttention(config, cache, tables, found)
+    )
 
 
 @pytest.mark.parametrize("name", [*list(ATTENTIONS)[:3], pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -98,9 +103,15 @@ def test_each_query_sees_its_own_past_and_nothing_else(name, block_size, window,
     for layer in range(2):
         for row, start in enumerate(starts):
             for position in range(start):
-                block, offset = (torch.tensor([int(x)]) for x in (tables[row, position // block_size], position % block_size))
+                block, offset = (
+                    torch.tensor([int(x)]) for x in (tables[row, position // block_size], position % block_size)
+                )
                 cache.store(
-                    layer, keys[layer, row, position][None].to(device), values[layer, row, position][None].to(device), block, offset
+                    layer,
+                    keys[layer, row, position][None].to(device),
+                    values[layer, row, position][None].to(device),
+                    block,
+                    offset,
                 )
     items = [Item(row, 0, row, start, 1, True, ()) for row, start in enumerate(starts[:DECODES])]
     items += [Item(row, 0, row, start, count, True, ()) for row, start, count in CHUNKS]
@@ -130,7 +141,9 @@ def test_rows_that_are_too_many_for_one_sum_go_in_parts(entries, monkeypatch):
         attention.begin(batch)
     assert len(whole._decodes[None]) == 1 < len(parted._decodes[None])
     for layer in range(2):
-        torch.testing.assert_close(parted.attend(layer, q, new_keys, new_values), whole.attend(layer, q, new_keys, new_values))
+        torch.testing.assert_close(
+            parted.attend(layer, q, new_keys, new_values), whole.attend(layer, q, new_keys, new_values)
+        )
 
 
 def test_decoding_rows_are_never_padded_to_the_longest():
@@ -145,7 +158,8 @@ def test_decoding_rows_are_never_padded_to_the_longest():
 
 
 def held_bytes(parts):
-    """Bytes of the storages behind all tensors in nested tuples, lists, dictionaries and dataclasses; a shared one counts once."""
+    """Bytes of the storages behind all tensors in nested tuples, lists, dictionaries and dataclasses; a shared one
+    counts once."""
     storages, stack = {}, [parts]
     while stack:
         part = stack.pop()
@@ -218,7 +232,9 @@ def test_a_long_context_costs_little_beside_its_keys_and_values(window):
     one_layer = cache.data.nbytes / layers
     share = groups * (1 / block_size + 1 / head_dim) / 2
     assert held_bytes(attention._decodes) <= 1.1 * layers * one_layer * share
-    assert held_bytes((attention._weights, attention._probabilities)) <= 1.3 * one_layer * share, "one pair of buffers for all layers"
+    assert held_bytes((attention._weights, attention._probabilities)) <= 1.3 * one_layer * share, (
+        "one pair of buffers for all layers"
+    )
 
     held = {}
     for count in (64, 1024):
@@ -238,7 +254,9 @@ def test_a_long_context_costs_little_beside_its_keys_and_values(window):
             out = attention.attend(one, q, new_keys, new_values).view(q.shape)
         if compiled is not None:
             compiled.begin(batch)
-            torch.testing.assert_close(compiled.attend(layer, q, new_keys, new_values).view(q.shape), out, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                compiled.attend(layer, q, new_keys, new_values).view(q.shape), out, rtol=1e-4, atol=1e-5
+            )
         order = torch.from_numpy(tables[0].astype(np.int64))
         keys = cache._keys[order, layer].permute(0, 3, 1, 2).flatten(0, 1)  # (tokens, H, D)
         values = cache._values[order, layer].transpose(1, 2).flatten(0, 1)

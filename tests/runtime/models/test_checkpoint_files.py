@@ -1,4 +1,5 @@
-"""A checkpoint is checked in full when it is opened: what is missing, torn, misshapen or unknown is named, file and tensor."""
+"""A checkpoint is checked in full when it is opened: what is missing, torn, misshapen or unknown is named, file and
+tensor."""
 
 from __future__ import annotations
 
@@ -33,10 +34,15 @@ def folder(tiny_llama, tmp_path):
     """Writes the tiny Llama with some of its tensors changed."""
 
     def write(**changes):
-        tensors = {name.replace(".", "_"): (name, tensor) for name, tensor in load_file(tiny_llama / "model.safetensors").items()}
+        tensors = {
+            name.replace(".", "_"): (name, tensor)
+            for name, tensor in load_file(tiny_llama / "model.safetensors").items()
+        }
         tensors |= {name.replace(".", "_"): (name, tensor) for name, tensor in changes.pop("also", {}).items()}
         changed = {name: changes.get(key, tensor) for key, (name, tensor) in tensors.items()}
-        save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, tmp_path / "model.safetensors")
+        save_file(
+            {name: tensor for name, tensor in changed.items() if tensor is not None}, tmp_path / "model.safetensors"
+        )
         (tmp_path / "config.json").write_text((tiny_llama / "config.json").read_text())
         return tmp_path
 
@@ -139,7 +145,12 @@ def test_broken_json_is_refused(folder):
 
 @pytest.mark.parametrize(
     ("generation", "config", "ends"),
-    [({"eos_token_id": [1, 3]}, 7, {1, 3, 7}), ({"eos_token_id": 3}, [1, 2], {1, 2, 3}), ({}, None, set()), (None, 1, {1})],
+    [
+        ({"eos_token_id": [1, 3]}, 7, {1, 3, 7}),
+        ({"eos_token_id": 3}, [1, 2], {1, 2, 3}),
+        ({}, None, set()),
+        (None, 1, {1}),
+    ],
 )
 def test_end_tokens_are_those_of_both_files(generation, config, ends, folder):
     path = folder()

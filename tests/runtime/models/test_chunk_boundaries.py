@@ -1,4 +1,5 @@
-"""Prompts that end just before, on and just after a block or a chunk: nothing is sampled early, and nobody notices the cut."""
+"""Prompts that end just before, on and just after a block or a chunk: nothing is sampled early, and nobody notices the
+cut."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import torch
 BLOCK = 16
 BUDGETS = [1, 7, 16, 64, 1 << 20]
 LENGTHS = sorted(
-    {1, BLOCK - 1, BLOCK, BLOCK + 1} | {length for budget in BUDGETS[:-1] for length in (budget, budget + 1, 2 * budget)} | {6, 63}
+    {1, BLOCK - 1, BLOCK, BLOCK + 1}
+    | {length for budget in BUDGETS[:-1] for length in (budget, budget + 1, 2 * budget)}
+    | {6, 63}
 )
 OUTPUT = 6
 
@@ -40,11 +43,15 @@ def teacher_logprobs(model, answer):
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=lambda budget: f"budget{budget if budget < 1 << 20 else '∞'}")
 @pytest.mark.parametrize("company", ["alone", "beside five decoders"])
-def test_every_length_at_every_budget(budget, company, family, oracle, boundary_answers, decoders, make_loop, make_request):
+def test_every_length_at_every_budget(
+    budget, company, family, oracle, boundary_answers, decoders, make_loop, make_request
+):
     loop = make_loop(oracle(family).folder, block_size=BLOCK, num_blocks=64, max_num_seqs=8)
     beside = decoders if company != "alone" else []
     for answer in boundary_answers:
-        requests = [make_request(one, logprobs=0) for one in beside] + [make_request(answer, arrival=6 if beside else 0, logprobs=0)] * 2
+        requests = [make_request(one, logprobs=0) for one in beside] + [
+            make_request(answer, arrival=6 if beside else 0, logprobs=0)
+        ] * 2
         record = loop.run(requests, budget=budget, prefix_caching=True)
         for request, output in zip(requests, record.outputs, strict=True):
             assert output == list(request.answer.output)

@@ -1,4 +1,5 @@
-"""Checkpoints that differ in one field: the logits are transformers' own, or the checkpoint is refused before it is loaded, by name.
+"""Checkpoints that differ in one field: the logits are transformers' own, or the checkpoint is refused before it is
+loaded, by name.
 
 Each row of a table is one kind of config.json that exists in the wild.
 """
@@ -18,13 +19,21 @@ from headway_runtime.sampling import SamplingParams
 
 BLOCK = 16
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 
 
 def logits_of(folder, tokens, chunk=70):
     """Ours, (tokens, vocab), computed in chunks over shuffled blocks."""
     count = -(-len(tokens) // BLOCK)
-    runner = ModelRunner(open_checkpoint(folder), max_num_seqs=1, num_blocks=count, block_size=BLOCK, max_model_len=len(tokens))
+    runner = ModelRunner(
+        open_checkpoint(folder), max_num_seqs=1, num_blocks=count, block_size=BLOCK, max_model_len=len(tokens)
+    )
     runner.bind(0, np.array(tokens, dtype=np.int32), SamplingParams(temperature=0.0), len(tokens))
     blocks = tuple(np.random.default_rng(0).permutation(count).tolist())
     parts = []
@@ -52,7 +61,10 @@ ROPES = {
     "null": {"rope_scaling": None},
     "yarn by its old name": {"rope_scaling": {"type": "yarn", **YARN}},
     "yarn": {"rope_scaling": {"rope_type": "yarn", **YARN}},
-    "yarn, original length from the config": {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "max_position_embeddings": 128},
+    "yarn, original length from the config": {
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0},
+        "max_position_embeddings": 128,
+    },
     "yarn, factor of attention given": {"rope_scaling": {"rope_type": "yarn", "attention_factor": 1.3, **YARN}},
     "yarn, betas given": {"rope_scaling": {"rope_type": "yarn", "beta_fast": 16, "beta_slow": 2, **YARN}},
     "yarn, not truncated": {"rope_scaling": {"rope_type": "yarn", "truncate": False, **YARN}},
@@ -67,7 +79,12 @@ ROPES = {
     "another theta": {"rope_theta": 1000000.0},
     "no theta": {"rope_theta": ...},
     "head_dim of its own": {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 32},
-    "head_dim of its own, yarn": {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 32, "rope_scaling": {"type": "yarn", **YARN}},
+    "head_dim of its own, yarn": {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "head_dim": 32,
+        "rope_scaling": {"type": "yarn", **YARN},
+    },
 }
 
 
@@ -110,7 +127,12 @@ WINDOWS = {  # family, overrides, the windows that must come out, what the refer
         (16, None, 16),
         {},
     ),
-    "qwen3: flag off": ("qwen3", {**QWEN_WINDOW, "use_sliding_window": False, "max_window_layers": 1}, (None, None), {}),
+    "qwen3: flag off": (
+        "qwen3",
+        {**QWEN_WINDOW, "use_sliding_window": False, "max_window_layers": 1},
+        (None, None),
+        {},
+    ),
     "qwen3: flag on": ("qwen3", {**QWEN_WINDOW, "use_sliding_window": True, "max_window_layers": 1}, (None, 16), {}),
     "llama: none of its business": ("llama", {"sliding_window": 16}, (None, None), {}),
 }
@@ -141,7 +163,9 @@ def tied_variants(tiny_checkpoint):
     return folder
 
 
-@pytest.mark.parametrize(("flag", "head"), [("true", "none"), ("true", "same"), ("false", "own"), ("false", "same"), ("absent", "own")])
+@pytest.mark.parametrize(
+    ("flag", "head"), [("true", "none"), ("true", "same"), ("false", "own"), ("false", "same"), ("absent", "own")]
+)
 def test_the_head_is_the_embedding_or_its_own(flag, head, tiny_checkpoint, reference):
     assert_same_logits(tied_variants(tiny_checkpoint)(flag, head), reference, 80)
 
@@ -162,7 +186,9 @@ REFUSED = {
     "rope_scaling.factor": {"rope_scaling": {"rope_type": "linear"}},
     "rope_scaling.high_freq_factor": {"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}},
     "rope_parameters.rope_type": {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
-    "rope_parameters": {"rope_parameters": {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}},
+    "rope_parameters": {
+        "rope_parameters": {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
+    },
     "partial_rotary_factor": {"partial_rotary_factor": 0.5},
     "rope_theta": {"rope_theta": -1},
     "hidden_size": {"hidden_size": "64"},

@@ -1,6 +1,8 @@
-"""Whatever is batched, cut, evicted or reused around it, a greedy request gets exactly the tokens that `generate` gives it alone.
+"""Whatever is batched, cut, evicted or reused around it, a greedy request gets exactly the tokens that `generate` gives
+it alone.
 
-Each run drives the real scheduler and the real runner. Runs are chosen so that every pair of settings meets; that choice is tested too.
+Each run drives the real scheduler and the real runner. Runs are chosen so that every pair of settings meets; that
+choice is tested too.
 """
 
 from __future__ import annotations
@@ -80,20 +82,26 @@ def answers(oracle):
 
 
 def requests_under_pressure(run, known, make_loop, make_request):
-    """A loop's settings and requests that evict as often, and at such moments, as the run is there to show. Found without computing."""
+    """A loop's settings and requests that evict as often, and at such moments, as the run is there to show. Found
+    without computing."""
     _, budget, block_size, pressure, prefix_caching, _ = run
     for seed in range(300):
         draw = random.Random(seed)
         pool_of = known[: draw.choice((10, 13, 16))]
         count, gaps = draw.choice((40, 60)), draw.choice(((0, 1, 2), (0, 1, 1, 2, 3, 5, 8), (1, 10, 20, 40)))
         arrivals = list(accumulate(draw.choice(gaps) for _ in range(count)))
-        # Each newcomer outranks all before it where slots are short, some do where blocks are: those evict whatever is in their way.
+        # Each newcomer outranks all before it where slots are short, some do where blocks are: those evict whatever is
+        # in their way.
         ranks = [index if pressure == "slots" or draw.random() < 0.5 else 0 for index in range(count)]
-        requests = [make_request(draw.choice(pool_of), rank=rank, arrival=at) for rank, at in zip(ranks, arrivals, strict=True)]
+        requests = [
+            make_request(draw.choice(pool_of), rank=rank, arrival=at) for rank, at in zip(ranks, arrivals, strict=True)
+        ]
         longest = max(len(request.answer.prompt) for request in requests) + OUTPUT
         pool = {
             "block_size": block_size,
-            "num_blocks": -(-int(longest * draw.choice((1, 1.5, 2, 3) if pressure == "blocks" else (2, 3, 6))) // block_size),
+            "num_blocks": -(
+                -int(longest * draw.choice((1, 1.5, 2, 3) if pressure == "blocks" else (2, 3, 6))) // block_size
+            ),
             "max_num_seqs": draw.choice((4, 8, 16)) if pressure == "blocks" else 2,
         }
         record = make_loop(None, **pool).run(requests, budget=budget, prefix_caching=prefix_caching)

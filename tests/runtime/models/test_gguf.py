@@ -1,4 +1,5 @@
-"""The default model's file: its logits are transformers' on the same dequantised weights; files of other kinds are refused by name."""
+"""The default model's file: its logits are transformers' on the same dequantised weights; files of other kinds are
+refused by name."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def write_gguf(path, folder, architecture="llama", leave_out=(), extra=None, **m
         short = NAMES.get(stem.split(".", 3)[-1] if layer else stem, stem)
         if short in leave_out:
             continue
-        rows = tensor.view(-1, 2, 8, 64).transpose(1, 2).reshape(tensor.shape) if short in ("attn_q", "attn_k") else tensor
+        rows = (
+            tensor.view(-1, 2, 8, 64).transpose(1, 2).reshape(tensor.shape) if short in ("attn_q", "attn_k") else tensor
+        )
         writer.add_tensor(f"{layer}{short}.{kind}", rows.numpy(), raw_dtype=GGMLQuantizationType.F32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -107,14 +110,21 @@ def test_other_files_are_refused_by_name(key, arguments, tiny_llama, tmp_path):
 
 def test_the_default_models_logits_are_transformers_own(default_model):
     tokens = np.random.default_rng(0).integers(20, 49152, 150).astype(np.int32)
-    runner = ModelRunner(open_checkpoint(default_model), max_num_seqs=1, num_blocks=10, block_size=16, max_model_len=160)
+    runner = ModelRunner(
+        open_checkpoint(default_model), max_num_seqs=1, num_blocks=10, block_size=16, max_model_len=160
+    )
     runner.bind(0, tokens, SamplingParams(temperature=0.0), len(tokens))
     ours = torch.cat(
-        [runner.logits([Item(0, 0, 0, 0, 100, False, tuple(range(9, -1, -1)))]), runner.logits([Item(0, 0, 0, 100, 50, False, ())])]
+        [
+            runner.logits([Item(0, 0, 0, 0, 100, False, tuple(range(9, -1, -1)))]),
+            runner.logits([Item(0, 0, 0, 100, 50, False, ())]),
+        ]
     )
     config = {key: value for key, value in load_gguf_checkpoint(default_model)["config"].items() if key != "model_type"}
     model = LlamaForCausalLM(LlamaConfig(**config)).eval()
-    unused = model.load_state_dict(load_gguf_checkpoint(default_model, return_tensors=True, model_to_load=model)["tensors"], strict=False)
+    unused = model.load_state_dict(
+        load_gguf_checkpoint(default_model, return_tensors=True, model_to_load=model)["tensors"], strict=False
+    )
     assert not unused.unexpected_keys
     model.tie_weights()
     with torch.inference_mode():

@@ -19,7 +19,9 @@ def known(name, dtype=torch.float32):
     for layout in known_layouts(dtype):
         if layout.name == name:
             return layout
-    return pytest.skip(f"no layout {name} for {dtype} here: {kernels() if name == OURS else 'this torch or processor lacks it'}")
+    return pytest.skip(
+        f"no layout {name} for {dtype} here: {kernels() if name == OURS else 'this torch or processor lacks it'}"
+    )
 
 
 @pytest.fixture
@@ -76,7 +78,9 @@ def test_our_layout_reads_rows_that_lie_apart_and_writes_nothing_beside_its_resu
     torch.manual_seed(3)
     weight, wide = torch.randn(33, 40), torch.randn(9, 80)
     given = wide.clone()
-    torch.testing.assert_close(layout.lay_out(weight, None)(wide[:, 20:60]), wide[:, 20:60] @ weight.T, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        layout.lay_out(weight, None)(wide[:, 20:60]), wide[:, 20:60] @ weight.T, rtol=1e-4, atol=1e-4
+    )
     assert torch.equal(wide, given)
 
 
@@ -158,7 +162,9 @@ def layout_taking(few, many, clock):
 def test_what_serves_few_rows_and_what_serves_many_is_measured(costs, total_bytes, chosen, monkeypatch):
     clock = {"now": 0.0}
     monkeypatch.setattr(linear.time, "perf_counter", lambda: clock["now"])
-    monkeypatch.setattr(linear, "known_layouts", lambda _dtype: [layout_taking(few, many, clock) for few, many in costs])
+    monkeypatch.setattr(
+        linear, "known_layouts", lambda _dtype: [layout_taking(few, many, clock) for few, many in costs]
+    )
     assert str(choose_layouts([torch.randn(96, 64)], total_bytes, CPU)) == chosen
 
 

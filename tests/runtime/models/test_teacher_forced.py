@@ -20,7 +20,8 @@ def sequences(vocab_size):
 
 
 def batched_logits(folder, dtype, tokens, block_size, chunk, device="cpu"):
-    """Each sequence's logits; all advance together, `chunk` tokens an iteration, the second one token behind the first and so on."""
+    """Each sequence's logits; all advance together, `chunk` tokens an iteration, the second one token behind the first
+    and so on."""
     per_row = [-(-len(one) // block_size) for one in tokens]
     runner = ModelRunner(
         open_checkpoint(folder, dtype, device),
@@ -53,7 +54,9 @@ def batched_logits(folder, dtype, tokens, block_size, chunk, device="cpu"):
 @pytest.mark.parametrize(("block_size", "chunk"), [(1, 7), (16, 1), (16, 64), (32, 16), (32, 1000)])
 def test_float32_logits_are_those_of_a_plain_pass(family, block_size, chunk, oracle):
     tokens = sequences(oracle(family).vocab_size)
-    for one, logits in zip(tokens, batched_logits(oracle(family).folder, "float32", tokens, block_size, chunk), strict=True):
+    for one, logits in zip(
+        tokens, batched_logits(oracle(family).folder, "float32", tokens, block_size, chunk), strict=True
+    ):
         assert float((logits - oracle(family).logits(one)).abs().max()) < 1e-3
 
 
@@ -84,7 +87,9 @@ def test_a_gpu_rounds_no_worse_than_transformers(family, dtype, oracle, referenc
         pytest.skip("needs a CUDA device, and this machine has none")
     if dtype == "float32":
         tokens = sequences(oracle(family).vocab_size)
-        for one, logits in zip(tokens, batched_logits(oracle(family).folder, dtype, tokens, 16, 16, "cuda"), strict=True):
+        for one, logits in zip(
+            tokens, batched_logits(oracle(family).folder, dtype, tokens, 16, 16, "cuda"), strict=True
+        ):
             assert float((logits - oracle(family).logits(one)).abs().max()) < 1e-2
     else:
         assert_within_the_format(family, dtype, oracle, reference, "cuda")

@@ -30,7 +30,9 @@ def logits_of(rows: int, vocab: int = VOCAB, scale: float = 3.0, seed: int = 0) 
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def sample_once(logits: torch.Tensor, params: Sequence[SamplingParams], prompts: Sequence[Sequence[int]] | None = None) -> np.ndarray:
+def sample_once(
+    logits: torch.Tensor, params: Sequence[SamplingParams], prompts: Sequence[Sequence[int]] | None = None
+) -> np.ndarray:
     sampler = Sampler(len(params), logits.shape[1])
     for row, one in enumerate(params):
         sampler.bind(row, one, prompts[row] if prompts else [])
@@ -86,14 +88,18 @@ def test_tokens_follow_the_distribution_that_was_asked_for(params: SamplingParam
         np.add.at(counts, sampler.sample(logits.expand(rows, -1).clone(), range(rows)).ids, 1)
     assert counts[expected == 0.0].sum() == 0
     observed = counts / counts.sum()
-    # E|X - np| <= sqrt(np(1 - p)), so half the sum of sqrt(p / n) bounds the expected distance; a quarter more is out of chance's reach.
+    # E|X - np| <= sqrt(np(1 - p)), so half the sum of sqrt(p / n) bounds the expected distance; a quarter more is out
+    # of chance's reach.
     allowed = 1.25 * 0.5 * np.sqrt(expected / counts.sum()).sum()
     assert 0.5 * np.abs(observed - expected).sum() < allowed
 
 
-@pytest.mark.parametrize("params", [*DRAWS.values(), SamplingParams(seed=1, top_k=100), SamplingParams(seed=1, top_k=100, top_p=0.5)])
+@pytest.mark.parametrize(
+    "params", [*DRAWS.values(), SamplingParams(seed=1, top_k=100), SamplingParams(seed=1, top_k=100, top_p=0.5)]
+)
 def test_tokens_are_the_inverse_cdf_in_the_documented_order(params: SamplingParams) -> None:
-    """Against float64 from the definition, in a vocabulary wide enough for groups, blocks and cuts beyond the candidates."""
+    """Against float64 from the definition, in a vocabulary wide enough for groups, blocks and cuts beyond the
+    candidates."""
     vocab, draws = 8192, 256
     row = logits_of(1, vocab, scale=1.0)[0]
     q = kept_distribution(row, params)
@@ -170,7 +176,8 @@ def test_choices_and_seeds_draw_different_tokens_and_equal_ones_the_same() -> No
 
 
 def test_extremes_in_one_batch_leave_greedy_rows_at_the_argmax() -> None:
-    """Tiny temperatures, top-k at and beyond every edge, top-p near 0: all answer, and all that are nearly greedy are greedy."""
+    """Tiny temperatures, top-k at and beyond every edge, top-p near 0: all answer, and all that are nearly greedy are
+    greedy."""
     params = [
         SamplingParams(seed=9, temperature=temperature, top_k=top_k, top_p=top_p)
         for temperature in (0.0, 1e-300, 1e-12, 1e-5, 1e-4, 1.0, 2.0)
@@ -196,7 +203,12 @@ def test_equal_logits_are_cut_by_id() -> None:
 
 def test_a_row_that_is_masked_or_not_a_number_fails_alone() -> None:
     logits = logits_of(6)
-    params = [SamplingParams(temperature=0), SamplingParams(seed=1), SamplingParams(seed=1, top_k=5), SamplingParams(seed=1, top_p=0.9)]
+    params = [
+        SamplingParams(temperature=0),
+        SamplingParams(seed=1),
+        SamplingParams(seed=1, top_k=5),
+        SamplingParams(seed=1, top_p=0.9),
+    ]
     expected = sample_once(logits[:4], params)
     spoilt = logits.clone()
     for row, value in ((1, -math.inf), (3, math.nan), (5, math.inf)):
@@ -301,7 +313,12 @@ def test_no_vocabulary_is_sorted_for_a_batch_that_does_not_need_it(monkeypatch: 
         return original(values, ids)
 
     monkeypatch.setattr(draw, "ordered", counting)
-    kinds = [SamplingParams(temperature=0), SamplingParams(seed=1, top_p=0.9), SamplingParams(seed=2, top_k=50), SamplingParams(seed=3)]
+    kinds = [
+        SamplingParams(temperature=0),
+        SamplingParams(seed=1, top_p=0.9),
+        SamplingParams(seed=2, top_k=50),
+        SamplingParams(seed=3),
+    ]
     params = [kinds[row % 4] for row in range(rows)]
     logits = logits_of(rows, vocab, scale=1.0)
     logits[:, :40] += 12.0  # a distribution as peaked as a language model's
@@ -344,4 +361,6 @@ def test_cuda_draws_what_the_cpu_draws() -> None:
     for row, one in enumerate(params):
         sampler.bind(row, one, [])
     on_gpu = sampler.sample(logits.cuda(), range(rows)).ids
-    assert (on_cpu == on_gpu).mean() >= 0.9  # exp differs in the last bit, so a draw on an edge may fall to its neighbour
+    assert (
+        on_cpu == on_gpu
+    ).mean() >= 0.9  # exp differs in the last bit, so a draw on an edge may fall to its neighbour

@@ -54,7 +54,9 @@ REFUSED: list[tuple[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), REFUSED, ids=[f"{name}-{number}" for number, (name, _) in enumerate(REFUSED)])
+@pytest.mark.parametrize(
+    ("name", "value"), REFUSED, ids=[f"{name}-{number}" for number, (name, _) in enumerate(REFUSED)]
+)
 def test_a_wrong_value_is_refused_by_the_name_of_its_parameter(name: str, value: object) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{name: value})  # type: ignore[arg-type]
@@ -64,7 +66,9 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_parameter(name: str, value:
 
 def test_edges_are_accepted() -> None:
     SamplingParams(temperature=0, top_p=0, top_k=-1, min_p=1, seed=-(2**63), logprobs=0, max_tokens=10**9)
-    SamplingParams(temperature=2, top_k=10**9, seed=2**63 - 1, logit_bias=((5, -100),), presence_penalty=-2, logprobs=20)
+    SamplingParams(
+        temperature=2, top_k=10**9, seed=2**63 - 1, logit_bias=((5, -100),), presence_penalty=-2, logprobs=20
+    )
 
 
 def test_more_than_any_vocabulary_is_all_of_it_and_stays_within_a_machine_word() -> None:

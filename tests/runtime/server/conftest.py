@@ -56,11 +56,15 @@ class Runtime:
         return self.client.post(f"{self.url}/v1/completions", json=body)
 
     def chat(self, text="hello world", **body):
-        return self.client.post(f"{self.url}/v1/chat/completions", json={"messages": [{"role": "user", "content": text}], **body})
+        return self.client.post(
+            f"{self.url}/v1/chat/completions", json={"messages": [{"role": "user", "content": text}], **body}
+        )
 
     def records(self, path, body, headers=None):
         """The data records of a stream, parsed; the last one must be [DONE] and is left out."""
-        with self.client.stream("POST", f"{self.url}{path}", json={**body, "stream": True}, headers=headers) as response:
+        with self.client.stream(
+            "POST", f"{self.url}{path}", json={**body, "stream": True}, headers=headers
+        ) as response:
             assert response.status_code == 200, response.read()
             lines = [line for line in response.iter_lines() if line.startswith("data: ")]
         assert lines[-1] == "data: [DONE]"
@@ -116,7 +120,17 @@ class Runtimes:
 
     def __call__(self, model, *flags, quick=True, wait=True, env=None):
         log_path = self._folder / f"runtime-{len(self._started)}.log"
-        command = [sys.executable, "-m", "headway_runtime", "--port", "0", "--control-port", "0", "--served-model-name", "tiny"]
+        command = [
+            sys.executable,
+            "-m",
+            "headway_runtime",
+            "--port",
+            "0",
+            "--control-port",
+            "0",
+            "--served-model-name",
+            "tiny",
+        ]
         command += [*(() if model is None else ("--model", str(model))), *(QUICK if quick else ()), *map(str, flags)]
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, stderr=log, stdout=log, env={**os.environ, **(env or {})})
@@ -167,7 +181,9 @@ def start_runtime(tmp_path_factory):
 def shared_runtime(tmp_path_factory, tiny_checkpoint):
     """One tiny runtime for every test that only asks and leaves nothing behind. Context 4,096, 8 slots, budget 64."""
     runtimes = Runtimes(tmp_path_factory.mktemp("shared"))
-    yield runtimes(tiny_checkpoint("llama", max_position_embeddings=4096), "--num-blocks", 1024, "--max-body-bytes", "2MiB")
+    yield runtimes(
+        tiny_checkpoint("llama", max_position_embeddings=4096), "--num-blocks", 1024, "--max-body-bytes", "2MiB"
+    )
     runtimes.close()
 
 
@@ -182,17 +198,29 @@ def runtime(shared_runtime):
 @pytest.fixture(scope="session")
 def older_client():
     """A folder with the older client in it, installed once from the pinned and hashed requirements."""
-    version = next(line.split("==")[1].split()[0] for line in REQUIREMENTS.read_text().splitlines() if line.startswith("openai=="))
+    version = next(
+        line.split("==")[1].split()[0] for line in REQUIREMENTS.read_text().splitlines() if line.startswith("openai==")
+    )
     folder = ROOT / ".cache" / f"openai-{version}"
     if not (folder / "openai" / "_version.py").is_file():
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--require-hashes"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--require-hashes",
+        ]
         subprocess.run([*command, "--target", str(folder), "-r", str(REQUIREMENTS)], check=True)
     return folder, version
 
 
 @pytest.fixture(scope="session")
 def run_client():
-    """Runs a program of the client's against a server and returns the version that it used; what failed in it fails the test."""
+    """Runs a program of the client's against a server and returns the version that it used; what failed in it fails the
+    test."""
 
     def run(url, folder=None, program="official_client.py"):
         env = {**os.environ, **({"PYTHONPATH": str(folder)} if folder else {})}

@@ -1,4 +1,5 @@
-"""Everything that a user of the official client does, against the server at argv[1]; prints the client's version when all of it held.
+"""Everything that a user of the official client does, against the server at argv[1]; prints the client's version when
+all of it held.
 
 Run as a program, so that the test can run it with one version of the client and then with another.
 """
@@ -13,7 +14,9 @@ MESSAGES = [{"role": "system", "content": "You are terse."}, {"role": "user", "c
 
 
 def completions():
-    answer = client.completions.create(model=MODEL, prompt="hello world", max_tokens=8, seed=1, extra_body={"ignore_eos": True})
+    answer = client.completions.create(
+        model=MODEL, prompt="hello world", max_tokens=8, seed=1, extra_body={"ignore_eos": True}
+    )
     assert answer.object == "text_completion" and answer.model == MODEL and answer.id.startswith("cmpl-")
     assert answer.choices[0].finish_reason == "length"
     assert (answer.usage.completion_tokens, answer.usage.total_tokens) == (8, answer.usage.prompt_tokens + 8)
@@ -34,7 +37,9 @@ def completions():
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-1] if chunk.choices[0].finish_reason] == ["length"]
     ids = client.completions.create(model=MODEL, prompt=[[70, 71], [72, 73]], max_tokens=2, n=2)
     assert [choice.index for choice in ids.choices] == [0, 1, 2, 3]
-    with_logprobs = client.completions.create(model=MODEL, prompt="hello", max_tokens=3, logprobs=2, extra_body={"ignore_eos": True})
+    with_logprobs = client.completions.create(
+        model=MODEL, prompt="hello", max_tokens=3, logprobs=2, extra_body={"ignore_eos": True}
+    )
     shape = with_logprobs.choices[0].logprobs
     assert len(shape.tokens) == len(shape.token_logprobs) == len(shape.top_logprobs) == len(shape.text_offset) == 3
 
@@ -62,7 +67,9 @@ def chat():
     several = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=8, n=3, seed=1, temperature=1.0)
     assert [choice.index for choice in several.choices] == [0, 1, 2]
     assert len({choice.message.content for choice in several.choices}) == 3
-    probed = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=4, logprobs=True, top_logprobs=3, temperature=0)
+    probed = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=4, logprobs=True, top_logprobs=3, temperature=0
+    )
     for entry in probed.choices[0].logprobs.content:
         assert len(entry.top_logprobs) == 3 and entry.logprob <= 0 and isinstance(entry.bytes, list)
     streamed = list(
@@ -75,10 +82,16 @@ def chat():
 
 
 def stops():
-    text = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=30, temperature=0).choices[0].message.content
+    text = (
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=30, temperature=0)
+        .choices[0]
+        .message.content
+    )
     clean = [at for at in range(1, len(text)) if text[at : at + 1].isascii() and text[at] not in text[:at]]
     stop = text[clean[0]]
-    cut = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=30, temperature=0, stop=[stop, "never there"])
+    cut = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=30, temperature=0, stop=[stop, "never there"]
+    )
     assert cut.choices[0].message.content == text[: clean[0]]
     assert cut.choices[0].finish_reason == "stop"
 

@@ -18,7 +18,12 @@ CASES = {
     "id beyond the vocabulary": (COMPLETION, {"prompt": [1, 10**6]}, 400, "prompt"),
     "negative id": (COMPLETION, {"prompt": [1, -1]}, 400, "prompt"),
     "prompt longer than the context": (COMPLETION, {"prompt": [5] * 4096}, 400, "prompt"),
-    "prompt and maximum longer than the context": (COMPLETION, {"prompt": [5] * 4000, "max_tokens": 200}, 400, "max_tokens"),
+    "prompt and maximum longer than the context": (
+        COMPLETION,
+        {"prompt": [5] * 4000, "max_tokens": 200},
+        400,
+        "max_tokens",
+    ),
     "text far longer than the context": (COMPLETION, {"prompt": "x" * 500_000}, 400, "prompt"),
     "messages missing": (CHAT, {"messages": None}, 400, "messages"),
     "messages of another type": (CHAT, {"messages": "hello"}, 400, "messages"),
@@ -74,7 +79,12 @@ CASES = {
     "response_format": (CHAT, {"response_format": {"type": "json_object"}}, 400, "response_format"),
     "audio": (CHAT, {"modalities": ["text", "audio"]}, 400, "modalities"),
     "lone surrogate in a prompt": (COMPLETION, {"prompt": "\ud83d"}, 400, "prompt"),
-    "lone surrogate in a message": (CHAT, {"messages": [{"role": "user", "content": "a\udc00"}]}, 400, "messages[0].content"),
+    "lone surrogate in a message": (
+        CHAT,
+        {"messages": [{"role": "user", "content": "a\udc00"}]},
+        400,
+        "messages[0].content",
+    ),
     "lone surrogate in a stop": (CHAT, {"stop": "\ud83d"}, 400, "stop"),
     "stream_options of another type": (CHAT, {"stream_options": 1}, 400, "stream_options"),
 }
@@ -173,7 +183,9 @@ def test_null_is_unset_and_unknown_members_are_passed_over(runtime):
 
 @pytest.mark.parametrize("priority", ["high", "1.5", "", "-9223372036854775808", "1e9", "99999999", "null"])
 def test_absurd_priorities_are_refused(runtime, priority):
-    answer = runtime.client.post(f"{runtime.url}{COMPLETION}", json=good(COMPLETION), headers={"x-headway-priority": priority})
+    answer = runtime.client.post(
+        f"{runtime.url}{COMPLETION}", json=good(COMPLETION), headers={"x-headway-priority": priority}
+    )
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-headway-priority")
 
 
@@ -194,7 +206,8 @@ def test_random_bytes_never_cause_a_server_error(runtime):
     """Noise, and good bodies with bytes changed, cut out or doubled."""
     draw = random.Random(7)
     seeds = [
-        json.dumps({**good(path), "temperature": 0.5, "stop": ["x"], "logprobs": None, "n": 1}).encode() for path in (CHAT, COMPLETION)
+        json.dumps({**good(path), "temperature": 0.5, "stop": ["x"], "logprobs": None, "n": 1}).encode()
+        for path in (CHAT, COMPLETION)
     ]
     statuses = set()
     for turn in range(600):
@@ -205,7 +218,9 @@ def test_random_bytes_never_cause_a_server_error(runtime):
             body[at : at + draw.randrange(4)] = (
                 draw.randbytes(draw.randrange(4))
                 if draw.random() < 0.5
-                else draw.choice([b'"', b"{", b"]", b",", b"null", b"-1", b"1e999", b"\\u0000", b"true", b"99999999999999999999"])
+                else draw.choice(
+                    [b'"', b"{", b"]", b",", b"null", b"-1", b"1e999", b"\\u0000", b"true", b"99999999999999999999"]
+                )
             )
         statuses.add(runtime.client.post(f"{runtime.url}{path}", content=bytes(body)).status_code)
     assert statuses <= {200, 400, 404}

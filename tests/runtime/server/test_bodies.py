@@ -1,4 +1,5 @@
-"""Bodies of every size and transfer coding: what fits the model works, what exceeds the limit is refused without being read."""
+"""Bodies of every size and transfer coding: what fits the model works, what exceeds the limit is refused without being
+read."""
 
 import contextlib
 import json
@@ -34,7 +35,9 @@ def read_answer(sock):
             return None, data
         data += part
     headers, body = data.split(b"\r\n\r\n", 1)
-    length = next(int(line.split(b":")[1]) for line in headers.lower().split(b"\r\n") if line.startswith(b"content-length"))
+    length = next(
+        int(line.split(b":")[1]) for line in headers.lower().split(b"\r\n") if line.startswith(b"content-length")
+    )
     while len(body) < length:
         body += sock.recv(65536)
     return int(headers.split()[1]), headers.lower() + b"\r\n\r\n" + body
@@ -44,7 +47,11 @@ def read_answer(sock):
 @pytest.mark.parametrize("size", [60_000, 65_536, 130_000, 10**6, LIMIT])
 def test_a_body_up_to_the_limit_works_with_any_transfer_coding(runtime, size, piece):
     body = padded(size)
-    raw = head(f"Content-Length: {len(body)}") + body if piece is None else head("Transfer-Encoding: chunked") + chunked(body, piece)
+    raw = (
+        head(f"Content-Length: {len(body)}") + body
+        if piece is None
+        else head("Transfer-Encoding: chunked") + chunked(body, piece)
+    )
     with runtime.connect(raw=raw) as sock:
         assert read_answer(sock)[0] == 200
 
@@ -56,7 +63,11 @@ def test_the_offer_of_another_protocol_is_passed_over_and_the_body_is_read(runti
     """Some clients offer HTTP/2 in each request; they go on in HTTP/1.1 when the answer does."""
     body = padded(300)
     offer = ("Connection: Upgrade, HTTP2-Settings", f"Upgrade: {protocol}", "HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA")
-    framing, sent = (f"Content-Length: {len(body)}", body) if coding == "length" else ("Transfer-Encoding: chunked", chunked(body, 64))
+    framing, sent = (
+        (f"Content-Length: {len(body)}", body)
+        if coding == "length"
+        else ("Transfer-Encoding: chunked", chunked(body, 64))
+    )
     raw = head(*offer, framing) + sent
     with runtime.connect(raw=b"") as sock:
         sock.settimeout(20)
@@ -73,10 +84,16 @@ def test_the_offer_of_another_protocol_is_passed_over_and_the_body_is_read(runti
 @pytest.mark.parametrize("piece", [None, 64, 8192])
 def test_one_byte_too_many_is_413_and_the_connection_closes(runtime, piece):
     body = padded(LIMIT + 1)
-    raw = head(f"Content-Length: {len(body)}") + body if piece is None else head("Transfer-Encoding: chunked") + chunked(body, piece)
+    raw = (
+        head(f"Content-Length: {len(body)}") + body
+        if piece is None
+        else head("Transfer-Encoding: chunked") + chunked(body, piece)
+    )
     with runtime.connect(raw=b"") as sock:
         sock.settimeout(20)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # It may close while we send; the answer has come all the same.
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # It may close while we send; the answer has come all the same.
             sock.sendall(raw)
         status, data = read_answer(sock)
         assert status == 413

@@ -64,11 +64,16 @@ def test_an_abandoned_request_is_given_up(small_runtime, eventual, phase, stream
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_with_several_requests_on_one_connection_stops_them_all(small_runtime, eventual, stream, how):
+def test_a_client_that_leaves_with_several_requests_on_one_connection_stops_them_all(
+    small_runtime, eventual, stream, how
+):
     runtime = small_runtime
     idle = runtime.assert_idle()
     bodies = [json.dumps(long_decode(stream)).encode() for _ in range(3)]
-    raw = b"".join(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body) for body in bodies)
+    raw = b"".join(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        for body in bodies
+    )
     sock = runtime.connect(raw=raw)
     eventual(lambda: runtime.load().output_tokens > idle.output_tokens + 3, what="a decode under way")
     assert runtime.load().running == 1, "requests of one connection are answered one after another"

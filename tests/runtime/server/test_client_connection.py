@@ -7,7 +7,10 @@ import time
 import pytest
 
 BODY = json.dumps({"prompt": "hello", "max_tokens": 1}).encode()
-CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (
+    len(BODY),
+    BODY,
+)
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -52,8 +55,16 @@ def test_a_client_that_pipelines_without_reading_stops_nobody_else(runtime):
 def test_what_is_no_http_is_refused_like_everything_else(runtime, raw):
     with runtime.connect(raw=raw) as sock, sock.makefile("rb") as answer:
         head, _, body = answer.read().partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400 ") and b"\r\nconnection: close" in head and b"\r\ncontent-type: application/json" in head
+    assert (
+        head.startswith(b"HTTP/1.1 400 ")
+        and b"\r\nconnection: close" in head
+        and b"\r\ncontent-type: application/json" in head
+    )
     error = json.loads(body)["error"]
-    assert error["type"] == "invalid_request_error" and error["code"] == "invalid_http_request" and "plain HTTP" in error["message"]
+    assert (
+        error["type"] == "invalid_request_error"
+        and error["code"] == "invalid_http_request"
+        and "plain HTTP" in error["message"]
+    )
     assert runtime.completion(prompt="hello", max_tokens=1).status_code == 200
     runtime.assert_idle()

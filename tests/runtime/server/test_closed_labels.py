@@ -20,7 +20,13 @@ def series(text):
 def question(draw, last):
     """One request with a word of its own in every place that a client can write into; one in forty is served."""
     word = f"{draw.random():.15f}"
-    names = [f"x-{word}", "x-request-id", "user-agent", "authorization", *(f"x-headway-{name}" for name in ("class", "tenant"))]
+    names = [
+        f"x-{word}",
+        "x-request-id",
+        "user-agent",
+        "authorization",
+        *(f"x-headway-{name}" for name in ("class", "tenant")),
+    ]
     priority, dispatch = draw.randrange(-1000, 1000), f"{word}:{draw.randrange(10**9)}"
     body = {"model": "tiny", "prompt": "A", "max_tokens": 1, "user": word, "priority": word, "metadata": {word: word}}
     method, path, kind = "POST", "/v1/completions", 3 if last else draw.randrange(3)
@@ -29,8 +35,17 @@ def question(draw, last):
     elif kind == 1:
         method, path = draw.choice(METHODS), f"/v1/x{word}?{word}"
     data = b"{" + word.encode() if kind == 2 else json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/1.1", "host: x", f"content-length: {len(data)}", *(f"{name}: {word}" for name in names)]
-    lines += [f"x-headway-priority: {priority}", f"x-headway-dispatch: {dispatch}", *(["connection: close"] if last else [])]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "host: x",
+        f"content-length: {len(data)}",
+        *(f"{name}: {word}" for name in names),
+    ]
+    lines += [
+        f"x-headway-priority: {priority}",
+        f"x-headway-dispatch: {dispatch}",
+        *(["connection: close"] if last else []),
+    ]
     return "\r\n".join([*lines, "\r\n"]).encode() + data
 
 

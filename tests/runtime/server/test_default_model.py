@@ -30,7 +30,10 @@ def test_greedy_text_begins_the_same_alone_in_company_and_again(default):
     alone = default.completion(**body).json()["choices"][0]["text"]
     assert "red" in alone.lower() and "blue" in alone.lower()
     texts = []
-    threads = [threading.Thread(target=lambda: texts.append(default.completion(**body).json()["choices"][0]["text"])) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: texts.append(default.completion(**body).json()["choices"][0]["text"]))
+        for _ in range(4)
+    ]
     threads += [threading.Thread(target=lambda: default.chat("Tell me a story.", max_tokens=30)) for _ in range(3)]
     for thread in threads:
         thread.start()

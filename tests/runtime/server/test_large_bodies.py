@@ -19,7 +19,8 @@ def dense(item, **members):
 
 @pytest.mark.parametrize("item", ["1.5", "[]"])
 def test_health_answers_while_a_large_body_is_read(runtime, item):
-    """No answer may wait for the reading of a body: the slowest are measured against the time that the body itself took."""
+    """No answer may wait for the reading of a body: the slowest are measured against the time that the body itself
+    took."""
     body, took, statuses = dense(item), [], []
 
     def send():
@@ -48,7 +49,8 @@ def request_bytes(body):
 
 
 def test_large_bodies_whose_clients_have_left_are_not_read_and_never_reach_the_engine(runtime):
-    """Bodies wait for each other to be read: those of clients that left keep no living one waiting, and none becomes work."""
+    """Bodies wait for each other to be read: those of clients that left keep no living one waiting, and none becomes
+    work."""
     body, long = dense("1.5"), dense("1.5", max_tokens=2000, ignore_eos=True)
 
     def served():
@@ -90,4 +92,6 @@ def test_a_prompt_of_many_kilobytes_that_fits_the_context_is_answered(start_runt
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["prompt_tokens"] == 1 + 13_108
     refused = runtime.completion(prompt="hello" * 20_000, max_tokens=2).json()["error"]
-    assert (refused["param"], refused["code"]) == ("prompt", "context_length_exceeded") and "20001" in refused["message"]
+    assert (refused["param"], refused["code"]) == ("prompt", "context_length_exceeded") and "20001" in refused[
+        "message"
+    ]

@@ -1,4 +1,5 @@
-"""Hundreds of requests that end in every way, on a pool that is nearly full: afterwards everything is free and memory has not grown."""
+"""Hundreds of requests that end in every way, on a pool that is nearly full: afterwards everything is free and memory
+has not grown."""
 
 import asyncio
 import json
@@ -8,7 +9,15 @@ import aiohttp
 import psutil
 import pytest
 
-WAYS = ("success", "stopped", "gone while queued", "gone while prefilling", "gone while decoding", "bad request", "timeout")
+WAYS = (
+    "success",
+    "stopped",
+    "gone while queued",
+    "gone while prefilling",
+    "gone while decoding",
+    "bad request",
+    "timeout",
+)
 PER_ROUND = 25
 ROUNDS = 3
 """7 ways of 25 requests in 3 rounds: 525 requests, 75 of each way."""
@@ -41,7 +50,9 @@ class Crowd:
     async def leave_after(self, body, events):
         """Reads so many records of a stream (none: waits a moment for an answer that does not come) and hangs up."""
         headers = {"x-headway-priority": "10"}
-        async with self.session.post(f"{self.url}/v1/completions", json={**body, "stream": True}, headers=headers) as answer:
+        async with self.session.post(
+            f"{self.url}/v1/completions", json={**body, "stream": True}, headers=headers
+        ) as answer:
             async for line in answer.content:
                 events -= line.startswith(b"data: ")
                 if events <= 0:
@@ -50,20 +61,29 @@ class Crowd:
         return False
 
     async def run(self, way):
-        """Those that are to succeed, or to be left while they decode, go before the others, which keep the pool full."""
+        """Those that are to succeed, or to be left while they decode, go before the others, which keep the pool
+        full."""
         stream = self.draw.random() < 0.5
         base = {"ignore_eos": True, "stream": False, "n": self.draw.choice([1, 1, 1, 2])}
         if way == "success":
-            status, answer = await self.post({**base, "prompt": self.prompt(self.draw.randrange(1, 120)), "max_tokens": 20}, 10)
+            status, answer = await self.post(
+                {**base, "prompt": self.prompt(self.draw.randrange(1, 120)), "max_tokens": 20}, 10
+            )
             good = status == 200 and answer["usage"]["completion_tokens"] == 20 * base["n"]
         elif way == "stopped":
-            status, answer = await self.post({**base, "prompt": self.prompt(20), "max_tokens": 200, "stop": ["a", "e", "o", "i"]}, 10)
+            status, answer = await self.post(
+                {**base, "prompt": self.prompt(20), "max_tokens": 200, "stop": ["a", "e", "o", "i"]}, 10
+            )
             good = status == 200
         elif way == "bad request":
-            bad = self.draw.choice([{"temperature": -1}, {"prompt": [5] * 3000}, {"stop": 5}, {"logit_bias": {"9999": 1}}])
+            bad = self.draw.choice(
+                [{"temperature": -1}, {"prompt": [5] * 3000}, {"stop": 5}, {"logit_bias": {"9999": 1}}]
+            )
             good = (await self.post({**base, "prompt": "A", **bad}))[0] == 400
         elif way == "gone while decoding":
-            good = await self.leave_after({**base, "prompt": self.prompt(30), "max_tokens": 2000}, self.draw.randrange(1, 20))
+            good = await self.leave_after(
+                {**base, "prompt": self.prompt(30), "max_tokens": 2000}, self.draw.randrange(1, 20)
+            )
         elif way == "timeout":
             status, answer = await self.post({**base, "prompt": self.prompt(60), "max_tokens": 1800, "n": 2})
             good = status == 504 and answer["error"]["code"] == "request_timeout"

@@ -1,4 +1,5 @@
-"""The official `openai` client, unmodified, in two versions about a year apart: the pinned one and an older one in a folder of its own."""
+"""The official `openai` client, unmodified, in two versions about a year apart: the pinned one and an older one in a
+folder of its own."""
 
 import importlib.metadata
 

@@ -1,4 +1,5 @@
-"""The emulated accelerator: iterations last as long as they were told to, it predicts them so, and it says what it is."""
+"""The emulated accelerator: iterations last as long as they were told to, it predicts them so, and it says what it
+is."""
 
 import json
 import re
@@ -15,7 +16,20 @@ PACE = "0.04,0.0005,0.002,0.00001"
 @pytest.fixture(scope="module")
 def paced(start_runtime, tiny_checkpoint, tmp_path_factory):
     log = tmp_path_factory.mktemp("log") / "iterations.jsonl"
-    flags = ["--max-num-seqs", 4, "--prefill-token-budget", 32, "--num-blocks", 128, "--threads", 1, "--iteration-log", log, "--pace", PACE]
+    flags = [
+        "--max-num-seqs",
+        4,
+        "--prefill-token-budget",
+        32,
+        "--num-blocks",
+        128,
+        "--threads",
+        1,
+        "--iteration-log",
+        log,
+        "--pace",
+        PACE,
+    ]
     runtime = start_runtime(tiny_checkpoint("llama", max_position_embeddings=1024), *flags, quick=False)
     runtime.iteration_log = log
     return runtime
@@ -27,7 +41,8 @@ def told(shape):
 
 def test_iterations_last_as_long_as_told_and_are_predicted_so(paced):
     threads = [
-        threading.Thread(target=paced.completion, kwargs={"prompt": [5 + n] * 80, "max_tokens": 30, "ignore_eos": True}) for n in range(6)
+        threading.Thread(target=paced.completion, kwargs={"prompt": [5 + n] * 80, "max_tokens": 30, "ignore_eos": True})
+        for n in range(6)
     ]
     for thread in threads:
         thread.start()
@@ -55,7 +70,9 @@ def test_the_time_to_the_first_token_ends_with_the_last_chunk_of_the_prompt(pace
     paced.assert_idle()
     count, seconds, buckets = first_tokens(paced)
     began = time.monotonic()
-    with paced.client.stream("POST", f"{paced.url}/v1/completions", json={"prompt": [90] * 80, "max_tokens": 3, "stream": True}) as answer:
+    with paced.client.stream(
+        "POST", f"{paced.url}/v1/completions", json={"prompt": [90] * 80, "max_tokens": 3, "stream": True}
+    ) as answer:
         next(line for line in answer.iter_lines() if line.startswith("data: "))
         seen = time.monotonic() - began
     paced.assert_idle()
@@ -81,7 +98,10 @@ def test_a_request_that_left_before_its_first_token_has_no_time_to_it(paced, eve
 def test_it_says_that_it_is_emulated(paced, shared_runtime):
     assert paced.load().emulated_pace == PACE and paced.metric("headway_engine_emulated_accelerator") == 1
     assert "emulated accelerator" in paced.log
-    assert shared_runtime.load().emulated_pace is None and shared_runtime.metric("headway_engine_emulated_accelerator") == 0
+    assert (
+        shared_runtime.load().emulated_pace is None
+        and shared_runtime.metric("headway_engine_emulated_accelerator") == 0
+    )
 
 
 @pytest.mark.parametrize("pace", ["1,2,3", "a,b,c,d", "0,0,0,0", "-1,0,0,0", "inf,0,0,0", "nan,0,0,0", ""])

@@ -1,4 +1,5 @@
-"""Streams as SDKs and proxies read them: framing, usage, finish reasons, log-probabilities, and the same text as without streaming."""
+"""Streams as SDKs and proxies read them: framing, usage, finish reasons, log-probabilities, and the same text as
+without streaming."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,9 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 
 def body_of(path, **members):
-    start = {"prompt": "hello world"} if path == COMPLETION else {"messages": [{"role": "user", "content": "hello world"}]}
+    start = (
+        {"prompt": "hello world"} if path == COMPLETION else {"messages": [{"role": "user", "content": "hello world"}]}
+    )
     return {**start, "max_tokens": 12, "seed": 5, **members}
 
 
@@ -32,7 +35,10 @@ def test_every_record_is_one_json_object_and_done_is_last(runtime, path):
     records = raw.decode().split("\n\n")[:-2]
     assert len(records) >= 3
     documents = [json.loads(record.removeprefix("data: ")) for record in records]
-    assert len({(document["id"], document["created"], document["model"], document["object"]) for document in documents}) == 1
+    assert (
+        len({(document["id"], document["created"], document["model"], document["object"]) for document in documents})
+        == 1
+    )
     if path == CHAT:
         assert documents[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
 
@@ -41,7 +47,9 @@ def test_every_record_is_one_json_object_and_done_is_last(runtime, path):
 @pytest.mark.parametrize("n", [1, 3])
 def test_usage_comes_when_asked_for_in_one_last_record(runtime, path, n):
     whole = runtime.client.post(f"{runtime.url}{path}", json=body_of(path, n=n)).json()["usage"]
-    assert whole["completion_tokens"] >= n and whole["total_tokens"] == whole["prompt_tokens"] + whole["completion_tokens"]
+    assert (
+        whole["completion_tokens"] >= n and whole["total_tokens"] == whole["prompt_tokens"] + whole["completion_tokens"]
+    )
     *chunks, last = runtime.records(path, body_of(path, n=n, stream_options={"include_usage": True}))
     assert last["choices"] == []
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
@@ -49,7 +57,8 @@ def test_usage_comes_when_asked_for_in_one_last_record(runtime, path, n):
     assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks)
     for options in (None, {}, {"include_usage": False}, {"include_usage": None}):
         assert all(
-            record["choices"] and "usage" not in record for record in runtime.records(path, body_of(path, n=n, stream_options=options))
+            record["choices"] and "usage" not in record
+            for record in runtime.records(path, body_of(path, n=n, stream_options=options))
         )
 
 
@@ -77,7 +86,9 @@ def test_streamed_and_whole_texts_are_equal_for_every_choice(runtime, path):
     assert len({text_of(choice) for choice in whole}) == 3
     for index in range(3):
         assert joined(records, index) == text_of(whole[index])
-        reasons = [c["finish_reason"] for r in records for c in r["choices"] if c["index"] == index and c["finish_reason"]]
+        reasons = [
+            c["finish_reason"] for r in records for c in r["choices"] if c["index"] == index and c["finish_reason"]
+        ]
         assert reasons == [whole[index]["finish_reason"]]
 
 
@@ -96,7 +107,9 @@ def test_chat_logprobs_have_their_shape_and_their_bytes_are_the_text(runtime):
     for members in ({}, {"top_logprobs": 0}):
         plain = runtime.chat(max_tokens=3, logprobs=True, temperature=0, **members).json()["choices"][0]
         assert [entry["top_logprobs"] for entry in plain["logprobs"]["content"]] == [[], [], []]
-    five = runtime.chat(max_tokens=3, logprobs=True, top_logprobs=5, temperature=0).json()["choices"][0]["logprobs"]["content"]
+    five = runtime.chat(max_tokens=3, logprobs=True, top_logprobs=5, temperature=0).json()["choices"][0]["logprobs"][
+        "content"
+    ]
     for entry in five:
         tops = entry["top_logprobs"]
         assert len(tops) == 5 and tops[0]["logprob"] == entry["logprob"] == max(top["logprob"] for top in tops)
@@ -105,7 +118,9 @@ def test_chat_logprobs_have_their_shape_and_their_bytes_are_the_text(runtime):
     choice = sampled.json()["choices"][0]
     raw = b"".join(bytes(entry["bytes"]) for entry in choice["logprobs"]["content"])
     assert raw.decode(errors="replace") == choice["message"]["content"]
-    assert "\ufffd" in choice["message"]["content"], "the random model writes broken characters, which is what this is about"
+    assert "\ufffd" in choice["message"]["content"], (
+        "the random model writes broken characters, which is what this is about"
+    )
     assert len(choice["logprobs"]["content"]) == sampled.json()["usage"]["completion_tokens"] == 60
 
 
@@ -114,7 +129,13 @@ def test_completion_logprobs_have_their_shape_and_offsets_into_the_whole_text(ru
     request = body_of(COMPLETION, max_tokens=30, logprobs=logprobs, ignore_eos=True)
     whole = runtime.client.post(f"{runtime.url}{COMPLETION}", json=request).json()["choices"][0]
     shape = whole["logprobs"]
-    assert len(shape["tokens"]) == len(shape["token_logprobs"]) == len(shape["top_logprobs"]) == len(shape["text_offset"]) == 30
+    assert (
+        len(shape["tokens"])
+        == len(shape["token_logprobs"])
+        == len(shape["top_logprobs"])
+        == len(shape["text_offset"])
+        == 30
+    )
     for token, offset in zip(shape["tokens"], shape["text_offset"], strict=True):
         if not token.startswith("bytes:") and "<" not in token:
             assert whole["text"][offset:].startswith(token)
@@ -166,7 +187,9 @@ def test_a_stop_string_cuts_before_its_first_match_and_nothing_else_is_lost(runt
         whole = runtime.client.post(f"{runtime.url}{path}", json={**base, "stop": stop}).json()
         assert (text_of(whole["choices"][0]), whole["choices"][0]["finish_reason"]) == (expected, reason), stop
         records = runtime.records(path, {**base, "stop": [stop], "stream_options": {"include_usage": True}})
-        reasons = [choice["finish_reason"] for record in records for choice in record["choices"] if choice["finish_reason"]]
+        reasons = [
+            choice["finish_reason"] for record in records for choice in record["choices"] if choice["finish_reason"]
+        ]
         assert (joined(records), reasons) == (expected, [reason]), stop
         assert whole["usage"]["completion_tokens"] == records[-1]["usage"]["completion_tokens"] == tokens
         return True
@@ -181,9 +204,17 @@ def test_overlapping_and_empty_stops(runtime):
     base = letters(COMPLETION)
     for stops in ([short, long], [long, short], [long, "never"]):
         cut = min(text.find(stop) for stop in stops if stop in text)
-        assert runtime.client.post(f"{runtime.url}{COMPLETION}", json={**base, "stop": stops}).json()["choices"][0]["text"] == text[:cut]
+        assert (
+            runtime.client.post(f"{runtime.url}{COMPLETION}", json={**base, "stop": stops}).json()["choices"][0]["text"]
+            == text[:cut]
+        )
     for nothing in ("", [], [""]):
-        assert runtime.client.post(f"{runtime.url}{COMPLETION}", json={**base, "stop": nothing}).json()["choices"][0]["text"] == text
+        assert (
+            runtime.client.post(f"{runtime.url}{COMPLETION}", json={**base, "stop": nothing}).json()["choices"][0][
+                "text"
+            ]
+            == text
+        )
 
 
 def test_a_forced_end_token_ends_the_text_unless_it_is_ignored(runtime):
@@ -196,17 +227,25 @@ def test_a_forced_end_token_ends_the_text_unless_it_is_ignored(runtime):
         ignored = runtime.completion(prompt="hello", ignore_eos=True, **forced).json()
         assert (ignored["choices"][0]["text"], ignored["choices"][0]["finish_reason"]) == ("", "length")
         assert ignored["usage"]["completion_tokens"] == 6
-    own = runtime.completion(prompt="hello", stop_token_ids=[70], logit_bias={"70": 100}, ignore_eos=True, max_tokens=6).json()
+    own = runtime.completion(
+        prompt="hello", stop_token_ids=[70], logit_bias={"70": 100}, ignore_eos=True, max_tokens=6
+    ).json()
     assert own["choices"][0]["finish_reason"] == "stop"
     late = runtime.completion(prompt="hello", min_tokens=4, logit_bias={"1": 100}, max_tokens=6).json()
     assert late["usage"]["completion_tokens"] >= 4
 
 
 def test_characters_are_never_split_however_the_answer_is_cut(runtime):
-    """Ids are forced one after another by asking for each prefix: every cut of a multi-byte text decodes like the whole of it."""
-    text = "".join(text_of(c) for c in runtime.completion(prompt="한국어", max_tokens=64, seed=2, ignore_eos=True).json()["choices"])
+    """Ids are forced one after another by asking for each prefix: every cut of a multi-byte text decodes like the whole
+    of it."""
+    text = "".join(
+        text_of(c)
+        for c in runtime.completion(prompt="한국어", max_tokens=64, seed=2, ignore_eos=True).json()["choices"]
+    )
     for length in (1, 2, 3, 5, 17):
-        answer = runtime.completion(prompt="한국어", max_tokens=length, seed=2, ignore_eos=True).json()["choices"][0]["text"]
+        answer = runtime.completion(prompt="한국어", max_tokens=length, seed=2, ignore_eos=True).json()["choices"][0][
+            "text"
+        ]
         assert text.startswith(answer.rstrip("\ufffd"))
 
 
@@ -225,7 +264,9 @@ def test_chat_ends_at_its_maximum_by_either_name(runtime, members, stream):
     request = {**body_of(CHAT, ignore_eos=True), "max_tokens": None, **members}
     if stream:
         *chunks, last = runtime.records(CHAT, {**request, "stream_options": {"include_usage": True}})
-        reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
+        reasons = [
+            choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]
+        ]
         assert (last["usage"]["completion_tokens"], reasons) == (5, ["length"])
     else:
         answer = runtime.client.post(f"{runtime.url}{CHAT}", json=request).json()

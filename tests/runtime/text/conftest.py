@@ -15,7 +15,8 @@ from tokenizers import Tokenizer as Backend
 
 SPECIALS = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
-    "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' }}{% endfor -%}"
+    "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' "
+    "}}{% endfor -%}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}"
 )
 WORDS = ("hello", "world", "the", "and", "한국", "<|", "|>", "im")
@@ -52,7 +53,12 @@ def pieces(bos: bool) -> Backend:
     backend = Backend(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1, right=0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1, right=0),
+        ]
     )
     return _finish(backend, bos)
 
@@ -69,12 +75,15 @@ Folder = Callable[..., Path]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    """Writes the tokenizer files of a model folder; `config` is added to a usual tokenizer_config.json (`...` removes a key)."""
+    """Writes the tokenizer files of a model folder; `config` is added to a usual tokenizer_config.json (`...` removes a
+    key)."""
 
     def write(kind: Callable[[bool], Backend] = byte_level, *, bos: bool = False, **config: Any) -> Path:
         kind(bos).save(str(tmp_path / "tokenizer.json"))
         whole = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE, **config}
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({key: value for key, value in whole.items() if value is not ...}))
+        (tmp_path / "tokenizer_config.json").write_text(
+            json.dumps({key: value for key, value in whole.items() if value is not ...})
+        )
         return tmp_path
 
     return write
@@ -85,7 +94,9 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """A tokenizer of each family."""
     path = tmp_path_factory.mktemp("tokenizer")
     request.param(True).save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE})
+    )
     return Tokenizer.open(path)
 
 

@@ -1,4 +1,5 @@
-"""Chat templates: rendered as transformers renders them, in a sandbox, with every failure the client's to see as a 400."""
+"""Chat templates: rendered as transformers renders them, in a sandbox, with every failure the client's to see as a
+400."""
 
 from __future__ import annotations
 
@@ -26,18 +27,26 @@ def user(content: object) -> dict[str, Any]:
 
 TEMPLATES = {
     "chatml": (
-        "{% for message in messages %}\n    {% if loop.first and message.role != 'system' %}\n{{ bos_token }}\n    {% endif %}\n"
+        "{% for message in messages %}\n    {% if loop.first and message.role != 'system' %}\n{{ bos_token }}\n "
+        "   {% endif %}\n"
         "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] | trim + '<|im_end|>' + '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     ),
     "loop controls and namespaces": (
-        "{%- set ns = namespace(n=0) -%}{%- for m in messages -%}{%- if m.role == 'system' -%}{%- continue -%}{%- endif -%}"
-        "{%- set ns.n = ns.n + 1 -%}[{{ ns.n }}]{{ m.content }}{%- if ns.n > 1 -%}{%- break -%}{%- endif -%}{%- endfor -%}"
+        "{%- set ns = namespace(n=0) -%}{%- for m in messages -%}{%- if m.role == 'system' -%}{%- continue "
+        "-%}{%- endif -%}"
+        "{%- set ns.n = ns.n + 1 -%}[{{ ns.n }}]{{ m.content }}{%- if ns.n > 1 -%}{%- break -%}{%- endif -%}{%- "
+        "endfor -%}"
     ),
     "tools unset": "{% if tools is none %}no tools{% endif %}{% if documents %}docs{% endif %}{{ messages | length }}",
     "json": "{{ messages[-1] | tojson }}|{{ {'b': '<é>', 'a': [1]} | tojson(indent=2, sort_keys=True) }}",
 }
-CONVERSATION = [{"role": "system", "content": "Be brief."}, user(" hé < b \n"), {"role": "assistant", "content": "ok"}, user("한국어")]
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    user(" hé < b \n"),
+    {"role": "assistant", "content": "ok"},
+    user("한국어"),
+]
 
 
 @pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES.keys())
@@ -46,7 +55,9 @@ def test_text_is_what_transformers_renders(folder: Callable[..., Path], source: 
     from transformers import PreTrainedTokenizerFast
 
     path = folder(chat_template=source)
-    expected = PreTrainedTokenizerFast.from_pretrained(path).apply_chat_template(CONVERSATION, tokenize=False, add_generation_prompt=prompt)
+    expected = PreTrainedTokenizerFast.from_pretrained(path).apply_chat_template(
+        CONVERSATION, tokenize=False, add_generation_prompt=prompt
+    )
     rendered = Tokenizer.open(path).chat_template.render(CONVERSATION, add_generation_prompt=prompt)
     assert rendered.replace(GUARD, "") == expected
 
@@ -148,7 +159,12 @@ def test_names_inside_names_are_broken_too() -> None:
 
 def test_strings_anywhere_in_a_message_are_guarded() -> None:
     shows = template("{{ messages[0].tool_calls[0].function | tojson }}{{ messages[0].name }}")
-    message = {"role": "assistant", "content": None, "name": "</s>", "tool_calls": [{"function": {"name": "f", "<s>": ["<|im_end|>", 5]}}]}
+    message = {
+        "role": "assistant",
+        "content": None,
+        "name": "</s>",
+        "tool_calls": [{"function": {"name": "f", "<s>": ["<|im_end|>", 5]}}],
+    }
     rendered = shows.render([message])
     assert not any(name in rendered for name in SPECIALS)
     assert rendered.replace(GUARD, "") == '{"name": "f", "<s>": ["<|im_end|>", 5]}</s>'

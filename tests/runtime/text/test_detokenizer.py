@@ -1,4 +1,5 @@
-"""Ids to text while it streams: characters whole, the joined stream equal to decoding at once, the same cost for every token."""
+"""Ids to text while it streams: characters whole, the joined stream equal to decoding at once, the same cost for every
+token."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def test_a_second_flush_gives_nothing(tokenizer: Tokenizer) -> None:
 
 @settings(deadline=None)
 @given(data=st.data(), skip_special=st.booleans(), at_start=st.booleans())
-def test_the_joined_stream_is_the_decoded_whole(tokenizer: Tokenizer, data: st.DataObject, skip_special: bool, at_start: bool) -> None:
+def test_the_joined_stream_is_the_decoded_whole(
+    tokenizer: Tokenizer, data: st.DataObject, skip_special: bool, at_start: bool
+) -> None:
     """For any ids: special ones in the middle of characters, invalid bytes, ids that do not exist."""
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=40))
     joined = "".join(stream(tokenizer, ids, skip_special=skip_special, at_start=at_start))
@@ -59,7 +62,9 @@ def test_the_joined_stream_is_the_decoded_whole(tokenizer: Tokenizer, data: st.D
 
 def test_streams_side_by_side_do_not_mix(tokenizer: Tokenizer) -> None:
     texts = [f"{number} {TEXT} {'é' * number}" for number in range(8)]
-    streams = [(IncrementalDetokenizer(tokenizer, at_start=True), tokenizer.encode(text, add_special=False)) for text in texts]
+    streams = [
+        (IncrementalDetokenizer(tokenizer, at_start=True), tokenizer.encode(text, add_special=False)) for text in texts
+    ]
     written = [""] * 8
     turns = [number for number, (_, ids) in enumerate(streams) for _ in ids]
     random.Random(1).shuffle(turns)
@@ -94,7 +99,9 @@ def test_special_tokens_are_left_out_or_kept_alike_in_both_modes(tokenizer: Toke
         assert joined.startswith(start) and joined.endswith("hello" + end)
 
 
-def test_the_first_space_of_a_continuation_is_kept(folder: Callable[..., Path], pieces_kind: Callable[..., object]) -> None:
+def test_the_first_space_of_a_continuation_is_kept(
+    folder: Callable[..., Path], pieces_kind: Callable[..., object]
+) -> None:
     """A sentencepiece decoder drops one space at the start of a text; output that goes on with a prompt needs it."""
     tokenizer = Tokenizer.open(folder(pieces_kind))
     ids = tokenizer.encode("hello world", add_special=False)

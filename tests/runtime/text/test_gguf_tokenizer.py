@@ -1,4 +1,5 @@
-"""The tokenizer inside a GGUF file: ids as llama.cpp's rule gives them, derived here a second time; unknown names refused."""
+"""The tokenizer inside a GGUF file: ids as llama.cpp's rule gives them, derived here a second time; unknown names
+refused."""
 
 from __future__ import annotations
 
@@ -20,15 +21,19 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA_3 = (
-    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
 class SecondOpinion:
-    """BPE by rank in its plainest form, over the words of llama.cpp's expressions: each splits the pieces that the last one left."""
+    """BPE by rank in its plainest form, over the words of llama.cpp's expressions: each splits the pieces that the last
+    one left."""
 
-    def __init__(self, tokens: list[str], merges: list[str], expressions: list[str], whole_words_first: bool = False) -> None:
+    def __init__(
+        self, tokens: list[str], merges: list[str], expressions: list[str], whole_words_first: bool = False
+    ) -> None:
         self._ids = {text: token for token, text in enumerate(tokens)}
         self._ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
         self._expressions = expressions
@@ -57,7 +62,11 @@ class SecondOpinion:
 def _disguise(byte: int) -> str:
     """GPT-2's character for a byte, from its definition."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    return chr(byte) if byte in printable else chr(256 + [other for other in range(256) if other not in printable].index(byte))
+    return (
+        chr(byte)
+        if byte in printable
+        else chr(256 + [other for other in range(256) if other not in printable].index(byte))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +129,11 @@ def test_a_byte_without_a_token_is_refused_by_its_value(default_tokenizer: Token
         assert caught.value.field == "prompt"
     with pytest.raises(RequestError, match="0x13"):
         default_tokenizer.encode_chat(default_tokenizer.chat_template.render([{"role": "user", "content": "a\x13b"}]))
-    writable = [byte for byte in range(256) if any(default_tokenizer.token_bytes(token) == bytes([byte]) for token in range(1000))]
+    writable = [
+        byte
+        for byte in range(256)
+        if any(default_tokenizer.token_bytes(token) == bytes([byte]) for token in range(1000))
+    ]
     assert len(writable) == 256 - 21
 
 
@@ -178,14 +191,21 @@ def gguf_file(tmp_path: Path) -> Callable[..., Path]:
 
 def test_metadata_is_what_the_gguf_package_reads(gguf_file: Callable[..., Path]) -> None:
     path = gguf_file(numbers=[1, -2], ratios=[0.5], huge=2**40)
-    expected = {name: field.contents() for name, field in GGUFReader(path).fields.items() if not name.startswith("GGUF.")}
+    expected = {
+        name: field.contents() for name, field in GGUFReader(path).fields.items() if not name.startswith("GGUF.")
+    }
     assert read_metadata(path) == expected
     assert read_metadata(gguf_file(nested=[[1, 2], [3]]))["tokenizer.ggml.nested"] == [[1, 2], [3]]
 
 
 @pytest.mark.parametrize(
     ("pre", "expressions", "whole"),
-    [("smollm", [r"\p{N}", GPT_2], False), ("gpt-2", [GPT_2], False), ("llama-bpe", [LLAMA_3], True), ("llama3", [LLAMA_3], True)],
+    [
+        ("smollm", [r"\p{N}", GPT_2], False),
+        ("gpt-2", [GPT_2], False),
+        ("llama-bpe", [LLAMA_3], True),
+        ("llama3", [LLAMA_3], True),
+    ],
 )
 def test_each_named_pre_tokenizer_splits_by_its_expressions(
     gguf_file: Callable[..., Path], pre: str, expressions: list[str], whole: bool
@@ -194,11 +214,18 @@ def test_each_named_pre_tokenizer_splits_by_its_expressions(
     reference = SecondOpinion(TOKENS, MERGES, expressions, whole)
     for text in (*SAMPLES, "abc abc 1234 123", "hello\n\n\nhello", "'ſ 'S"):
         assert tokenizer.encode(text) == reference.encode(text), text
-    assert (len(tokenizer.encode("123")), len(tokenizer.encode("abc"))) == {"smollm": (3, 2), "gpt-2": (1, 2)}.get(pre, (1, 1))
+    assert (len(tokenizer.encode("123")), len(tokenizer.encode("abc"))) == {"smollm": (3, 2), "gpt-2": (1, 2)}.get(
+        pre, (1, 1)
+    )
 
 
 def test_bos_follows_the_flag_and_else_the_name(gguf_file: Callable[..., Path]) -> None:
-    for pre, flag, expected in (("smollm", None, 0), ("smollm", True, 1), ("llama-bpe", None, 1), ("llama-bpe", False, 0)):
+    for pre, flag, expected in (
+        ("smollm", None, 0),
+        ("smollm", True, 1),
+        ("llama-bpe", None, 1),
+        ("llama-bpe", False, 0),
+    ):
         assert Tokenizer.open(gguf_file(pre=pre, add_bos_token=flag)).encode("hello").count(1) == expected
 
 
@@ -224,7 +251,9 @@ def test_user_defined_tokens_are_whole_but_not_special(gguf_file: Callable[..., 
         ("eos_token_id", {"eos_token_id": 10**6}),
     ],
 )
-def test_what_is_not_known_is_refused_by_its_key(gguf_file: Callable[..., Path], key: str, changes: dict[str, Any]) -> None:
+def test_what_is_not_known_is_refused_by_its_key(
+    gguf_file: Callable[..., Path], key: str, changes: dict[str, Any]
+) -> None:
     with pytest.raises(CheckpointError) as caught:
         Tokenizer.open(gguf_file(**changes))
     assert caught.value.key == f"tokenizer.ggml.{key}"
@@ -232,7 +261,13 @@ def test_what_is_not_known_is_refused_by_its_key(gguf_file: Callable[..., Path],
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"GGUF", b"NOPE" + bytes(40), b"GGUF" + struct.pack("<IQQ", 9, 0, 0), b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**62)],
+    [
+        b"",
+        b"GGUF",
+        b"NOPE" + bytes(40),
+        b"GGUF" + struct.pack("<IQQ", 9, 0, 0),
+        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**62),
+    ],
     ids=["empty", "short", "other", "version", "length"],
 )
 def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path, content: bytes) -> None:

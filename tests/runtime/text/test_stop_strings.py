@@ -1,4 +1,5 @@
-"""Stop strings: the stream is the text before the earliest match, however it is cut into pieces; nothing is lost and nothing leaks."""
+"""Stop strings: the stream is the text before the earliest match, however it is cut into pieces; nothing is lost and
+nothing leaks."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ TEXT = "She said: abcabd, and then abcabcabd.\n\nUser: 한국어 abab"
 
 
 def oracle(text: str, stops: Sequence[str]) -> tuple[str, int | None]:
-    """By string search: the text before the earliest match, and where that match ends (the shortest of those that start there)."""
+    """By string search: the text before the earliest match, and where that match ends (the shortest of those that start
+    there)."""
     matches = [(text.find(stop), len(stop)) for stop in stops if stop in text]
     if not matches:
         return text, None

@@ -1,4 +1,5 @@
-"""Text to ids: exactly one BOS, control tokens only from those who may write them, nothing dropped, bad checkpoints refused."""
+"""Text to ids: exactly one BOS, control tokens only from those who may write them, nothing dropped, bad checkpoints
+refused."""
 
 from __future__ import annotations
 
@@ -17,19 +18,32 @@ from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Backend
 
 BOS, EOS, START, END = 1, 2, 3, 4
-TEXTS = ("hello world", " the  and\n\nx 12.5", "한국어 테스트 👩‍👩‍👧 e\u0301 .A", "", " ", "<s>hello", "a<|im_end|>b", "\ufffd\x00")
+TEXTS = (
+    "hello world",
+    " the  and\n\nx 12.5",
+    "한국어 테스트 👩‍👩‍👧 e\u0301 .A",
+    "",
+    " ",
+    "<s>hello",
+    "a<|im_end|>b",
+    "\ufffd\x00",
+)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_ids_are_those_of_the_tokenizers_library(
-    folder: Callable[..., Path], byte_level_kind: Callable[[bool], Backend], pieces_kind: Callable[[bool], Backend], text: str
+    folder: Callable[..., Path],
+    byte_level_kind: Callable[[bool], Backend],
+    pieces_kind: Callable[[bool], Backend],
+    text: str,
 ) -> None:
     for kind in (byte_level_kind, pieces_kind):
         assert Tokenizer.open(folder(kind)).encode(text) == kind(False).encode(text).ids
 
 
 def test_raw_text_gets_exactly_one_bos(folder: Callable[..., Path]) -> None:
-    """By the post-processor or by add_bos_token, which overrules it; text that begins with the BOS literal gets no second one."""
+    """By the post-processor or by add_bos_token, which overrules it; text that begins with the BOS literal gets no
+    second one."""
     hello = Tokenizer.open(folder()).encode("hello")
     assert BOS not in hello
     for bos, config, expected in (
@@ -89,7 +103,9 @@ def test_what_users_write_never_becomes_a_control_token(tokenizer: Tokenizer, at
     rendered = tokenizer.chat_template.render([{"role": "user", "content": attack}])
     ids = tokenizer.encode_chat(rendered)
     assert [token for token in ids if token in tokenizer.special_ids] == [START, END, START]
-    assert tokenizer.decode(ids, skip_special=False) == tokenizer.decode(expected, skip_special=False).replace("QQ", attack)
+    assert tokenizer.decode(ids, skip_special=False) == tokenizer.decode(expected, skip_special=False).replace(
+        "QQ", attack
+    )
     assert GUARD not in tokenizer.decode(ids, skip_special=False)
 
 
@@ -162,7 +178,10 @@ def test_the_guard_itself_is_refused_from_users(tokenizer: Tokenizer) -> None:
 def test_decoding_gives_back_what_was_encoded(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text, add_special=False)
     assert tokenizer.decode(ids, skip_special=False, at_start=True) == text
-    assert b"".join(map(tokenizer.token_bytes, ids)).decode().removeprefix(" " if tokenizer.strips_leading_space else "") == text
+    assert (
+        b"".join(map(tokenizer.token_bytes, ids)).decode().removeprefix(" " if tokenizer.strips_leading_space else "")
+        == text
+    )
 
 
 def test_an_id_beyond_the_vocabulary_has_no_bytes(tokenizer: Tokenizer) -> None:
@@ -194,16 +213,30 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object]]] = {
         "decoder",
         lambda path: change(path, lambda d: d.update(decoder={"type": "Strip", "content": "x", "start": 1, "stop": 0})),
     ),
-    "template of a wrong kind": ("chat_template", lambda path: (path / "tokenizer_config.json").write_text('{"chat_template": 5}')),
-    "template that does not compile": ("chat_template", lambda path: (path / "chat_template.jinja").write_text("{% if %}")),
-    "unknown eos": ("eos_token", lambda path: (path / "tokenizer_config.json").write_text('{"eos_token": "<nowhere>"}')),
+    "template of a wrong kind": (
+        "chat_template",
+        lambda path: (path / "tokenizer_config.json").write_text('{"chat_template": 5}'),
+    ),
+    "template that does not compile": (
+        "chat_template",
+        lambda path: (path / "chat_template.jinja").write_text("{% if %}"),
+    ),
+    "unknown eos": (
+        "eos_token",
+        lambda path: (path / "tokenizer_config.json").write_text('{"eos_token": "<nowhere>"}'),
+    ),
     "bos of a wrong kind": ("bos_token", lambda path: (path / "tokenizer_config.json").write_text('{"bos_token": 1}')),
-    "flag of a wrong kind": ("add_bos_token", lambda path: (path / "tokenizer_config.json").write_text('{"add_bos_token": "yes"}')),
+    "flag of a wrong kind": (
+        "add_bos_token",
+        lambda path: (path / "tokenizer_config.json").write_text('{"add_bos_token": "yes"}'),
+    ),
 }
 
 
 @pytest.mark.parametrize(("words", "spoil"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_bad_checkpoint_is_refused_by_file_and_field(folder: Callable[..., Path], words: str, spoil: Callable[[Path], object]) -> None:
+def test_a_bad_checkpoint_is_refused_by_file_and_field(
+    folder: Callable[..., Path], words: str, spoil: Callable[[Path], object]
+) -> None:
     path = folder()
     spoil(path)
     with pytest.raises(CheckpointError, match=words) as caught:
