@@ -8,26 +8,30 @@ How a gateway uses the parts, for one pool::
     door = Door(policy.classes, gateway=boot_id, fleet=Fleet(boot_id, interval=poll_interval))
     tokens = TokenEstimator()
 
-    # whenever a poll of /load succeeds, and on each response's `contract.LOAD` header door.report(report, now,
-    round_trip) door.hint(replica, hint, now) door.fleet.cordoned = frozenset(policy.cordoned);  door.slo =
-    policy.classes;  door.remove(replica)  # as the policy and DNS say
+    # whenever a poll of /load succeeds, and on each response's `contract.LOAD` header
+    door.report(report, now, round_trip)
+    door.hint(replica, hint, now)
+    door.fleet.cordoned, door.slo = frozenset(policy.cordoned), policy.classes     # as the policy says
+    door.remove(replica)                                                           # as DNS says
 
-    # a request arrives request = Request(next_id, policy.class_named(name), now, tokens.estimate(model, prompt),
-    size_bytes=len(body), retry=retry_count > 0, prefix=prefix_chain(prompt, contract.tenant_salt(tenant)),
-    prefix_chunk_tokens=tokens_per_chunk) answers = door.offer(request, now)           # dispatch it, shed it (and
-    perhaps others), or neither: it waits
+    # a request arrives
+    request = Request(next_id, policy.class_named(name), now, tokens.estimate(model, prompt), size_bytes=len(body),
+                      retry=retry_count > 0, prefix=prefix_chain(prompt, contract.tenant_salt(tenant)),
+                      prefix_chunk_tokens=tokens_per_chunk)
+    answers = door.offer(request, now)           # dispatch it, shed it (and perhaps others), or neither: it waits
 
-    # after every call that may free something, and every few milliseconds while len(door.queue) answers =
-    door.turns(now) for dispatch in answers.dispatches: ...      # wake that request's task: connect to dispatch.replica
-    with the headers #   PRIORITY: dispatch.priority   DISPATCH: f"{boot_id}:{dispatch.number}" for shed in
-    answers.shed: ...                # 429 (shed.contended) or 503, with Retry-After: shed.retry_after #   and
-    SHED_REASON: shed.reason.value
+    # after every call that may free something, and every few milliseconds while len(door.queue)
+    answers = door.turns(now)
+    for dispatch in answers.dispatches: ...      # wake that request's task: connect to dispatch.replica, with
+                                                 #   PRIORITY: dispatch.priority, DISPATCH: f"{boot}:{dispatch.number}"
+    for shed in answers.shed: ...                # 429 (shed.contended) or 503, with Retry-After: shed.retry_after
+                                                 #   and SHED_REASON: shed.reason.value
 
-    # its answer comparisons = door.first_token(request.request_id, now)   # first content: export comparison.error,
-    admitted and shed apart tokens.observe(model, prompt, exact)                      # from the header PROMPT_TOKENS
-    door.ended(request.request_id, now, server_error=False)   # exactly one of these ends is certain, repeating does no
-    harm answers = door.again(request, now, tried=[replica])       # after `ended`, when it failed before any content
-    and may be retried
+    # its answer
+    comparisons = door.first_token(request.request_id, now)   # first content: export comparison.error
+    tokens.observe(model, prompt, exact)                      # from the header PROMPT_TOKENS
+    door.ended(request.request_id, now, server_error=False)   # whichever end it was; repeating does no harm
+    answers = door.again(request, now, tried=[replica])       # after `ended`, when it may be retried
 
 A client that goes away is `door.ended(...)` too, whichever phase it is in. When nothing is ready, `offer` sheds with
 NO_REPLICA. On SIGTERM set `door.draining`: newcomers are shed with DRAINING, and what waits still has its turn.

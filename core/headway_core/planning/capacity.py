@@ -4,9 +4,9 @@ In steady state `n` decoding sequences finish n/ō requests an iteration, and as
 of which the budget keeps the share ρ busy. An iteration must end within the TPOT target T. With the straight line t = a
 + b·p + d·n + e·n·c̄ this gives::
 
-    n* = (T - a) / (b·s̄/(ρ·ō) + d + e·c̄)        sequences p* = n*·s̄/(ρ·ō)                              prefill tokens
-    an iteration, and no less than TTFT or one KV block needs λ* = n*/(ō·T)                                requests per
-    second
+    n* = (T - a) / (b·s̄/(ρ·ō) + d + e·c̄)        sequences
+    p* = n*·s̄/(ρ·ō)                              prefill tokens an iteration, no less than TTFT or a KV block needs
+    λ* = n*/(ō·T)                                requests per second
 
 The measured model has a knee, prefill pairs and sampled rows besides (`contract.StepTimeReport`), so n* is found by
 bisection on that model; on a straight line the answer is the formula's.
