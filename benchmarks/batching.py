@@ -14,17 +14,17 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from headway_core.batching import draft
-from headway_core.batching.plan import IterationPlan, IterationResult, Limits, Outcome, Shape
-from headway_core.batching.policies import PriorityPreemptive
+from headway_core.batching import iteration_builder
+from headway_core.batching.plan import ItemResult, IterationPlan, IterationResult, IterationShape, Limits
 from headway_core.batching.scheduler import Scheduler
+from headway_core.batching.scheduling_policies import PriorityPreemptive
 from headway_core.batching.sequence import Sequence
 
 Request = tuple[float, int, int]
 """Arrival in seconds, prompt tokens, output tokens."""
 
 
-def seconds(shape: Shape) -> float:
+def seconds(shape: IterationShape) -> float:
     """28 ms, 1.4 ms for a prefill token, 2.3 ms for a decode, 2 µs for a token of context."""
     return 0.028 + 0.0014 * shape.prefill_tokens + 0.0023 * shape.decode_rows + 2e-6 * shape.context_tokens
 
@@ -32,7 +32,7 @@ def seconds(shape: Shape) -> float:
 def result_of(plan: IterationPlan) -> IterationResult:
     """Everything sampled, nothing ended early."""
     return IterationResult(
-        plan.plan_id, tuple(Outcome(item.seq_id, item.epoch, False) for item in plan.items if item.samples), None
+        plan.plan_id, tuple(ItemResult(item.seq_id, item.epoch, False) for item in plan.items if item.samples), None
     )
 
 
@@ -104,17 +104,17 @@ def main() -> None:
         "with the reserve of free blocks / without any (simulated seconds, preemptions, recomputed tokens), "
         "median of 5 seeds"
     )
-    kept = draft.Draft._headroom
+    kept = iteration_builder.IterationBuilder._headroom
     for name, (num_blocks, requests) in SCENARIOS.items():
         for reserve in (True, False):
-            draft.Draft._headroom = kept if reserve else (lambda *_: 0)  # type: ignore[method-assign]
+            iteration_builder.IterationBuilder._headroom = kept if reserve else (lambda *_: 0)  # type: ignore[method-assign]
             runs = [serve(requests(random.Random(seed)), num_blocks, Limits(64, 256)) for seed in range(5)]
             time_taken, preemptions, recomputed = (median(column) for column in zip(*runs, strict=True))
             print(
                 f"  {name:50} {'with   ' if reserve else 'without'} {time_taken:7.1f} s {preemptions:5.0f} "
                 f"{recomputed:7.0f}"
             )
-    draft.Draft._headroom = kept  # type: ignore[method-assign]
+    iteration_builder.IterationBuilder._headroom = kept  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

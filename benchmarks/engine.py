@@ -33,9 +33,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from headway_runtime.engine_client import engine_environment
-from headway_runtime.linear import known_layouts
-from headway_runtime.models.config import ModelConfig, read_config
+from headway_runtime.model.architecture.config import ModelConfig, read_config
+from headway_runtime.model.linear import known_layouts
+from headway_runtime.server.engine_client import engine_environment
 from safetensors.torch import save_file
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headway" / "benchmark-135m"

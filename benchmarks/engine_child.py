@@ -31,11 +31,11 @@ def headway(model: str) -> Serve:
     from headway_core.batching.plan import Limits
     from headway_core.batching.scheduler import Scheduler
     from headway_core.latency import StepTimeModel
-    from headway_runtime.checkpoint import open_checkpoint
-    from headway_runtime.engine import Engine
-    from headway_runtime.messages import AddSequence
-    from headway_runtime.model_runner import ModelRunner
-    from headway_runtime.sampling import SamplingParams
+    from headway_runtime.engine.engine import Engine
+    from headway_runtime.ipc.messages import AddSequence
+    from headway_runtime.ipc.sampling_params import SamplingParams
+    from headway_runtime.model.checkpoint import open_checkpoint
+    from headway_runtime.model.model_runner import ModelRunner
 
     block_size, rows, length, limits = (
         32,

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import uvloop
 from headway_core import contract
-from headway_core.contract import Capacity, Knobs, ReplicaState, RuntimeReport
+from headway_core.contract import EngineLimits, Knobs, ReplicaState, RuntimeReport
 from headway_gateway.server import serve
 from headway_gateway.settings import Settings, parse_pool
 
@@ -117,7 +117,7 @@ class Control(asyncio.Protocol):
             seq=Control.seq,
             at=time.time(),
             state=ReplicaState.READY,
-            capacity=Capacity(many, 8192, 131_072, 16, many),
+            capacity=EngineLimits(many, 8192, 131_072, 16, many),
             effective=Knobs(many, 8192),
             free_slots=many,
             free_blocks=many,

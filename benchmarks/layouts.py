@@ -16,13 +16,13 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from headway_core.batching.plan import Item
-from headway_runtime.attention_compiled import CompiledAttention, kernels_for
-from headway_runtime.attention_cpu import CpuAttention
-from headway_runtime.flat_batch import flatten
-from headway_runtime.kv_cache import KVCache
-from headway_runtime.linear import Layouts, Linear, known_layouts
-from headway_runtime.models.config import ModelConfig, read_config
+from headway_core.batching.plan import PlanItem
+from headway_runtime.model.architecture.config import ModelConfig, read_config
+from headway_runtime.model.attention_compiled import CompiledAttention, kernels_for
+from headway_runtime.model.attention_cpu import CpuAttention
+from headway_runtime.model.flat_batch import flatten
+from headway_runtime.model.kv_cache import KVCache
+from headway_runtime.model.linear import Linear, WeightLayouts, known_layouts
 from torch.nn import functional
 
 LAYERS, BLOCK, PREFILL = 30, 32, 512
@@ -100,8 +100,8 @@ def attention() -> None:
     cache = KVCache(config, sum(counts), BLOCK, torch.float32, torch.device("cpu"))
     cache.data.normal_()
     tokens = sum(lengths)
-    decodes = flatten([Item(row, 0, row, length - 1, 1, True, ()) for row, length in enumerate(lengths)])
-    chunk = flatten([Item(0, 0, 0, 0, PREFILL, True, ())])
+    decodes = flatten([PlanItem(row, 0, row, length - 1, 1, True, ()) for row, length in enumerate(lengths)])
+    chunk = flatten([PlanItem(0, 0, 0, 0, PREFILL, True, ())])
     ways = {"torch's operators, in place": CpuAttention(config, cache, tables)}
     if (kernels := kernels_for(64, BLOCK, torch.float32)) is not None:
         ways["our kernels, in place"] = CompiledAttention(config, cache, tables, kernels)
@@ -131,7 +131,7 @@ def products() -> None:
     shapes = ((960, 576), (576, 576), (3072, 576), (576, 1536))
     weights = [[torch.randn(shape) for shape in shapes] for _ in range(LAYERS)]
     layouts = {
-        layout.name: [[Linear(weight, None, Layouts(layout, layout)) for weight in layer] for layer in weights]
+        layout.name: [[Linear(weight, None, WeightLayouts(layout, layout)) for weight in layer] for layer in weights]
         for layout in known_layouts(torch.float32)
     }
     print(f"| rows | {' | '.join(f'{name}, GFLOP/s' for name in layouts)} |\n|---|{'---|' * len(layouts)}")

@@ -11,13 +11,13 @@ from pathlib import Path
 import yaml
 from headway_core.contract import Knobs
 from headway_core.planning.capacity import Binding, ReplicaCapacity
+from headway_core.planning.conditions import feasible
 from headway_core.planning.knobs import Estimate, KnobMemory, KnobPlan
-from headway_core.planning.verdicts import feasible
 from headway_gateway.app import Gateway
 from headway_gateway.settings import parse
 from headway_operator.metrics import REGISTRY
 from headway_operator.status import ORDER, UNDECIDED
-from headway_runtime.metrics import RuntimeMetrics
+from headway_runtime.server.metrics import RuntimeMetrics
 from prometheus_client import generate_latest
 
 ROOT = Path(__file__).parents[1]
@@ -78,9 +78,9 @@ def reasons_in_code() -> set[tuple[str, str]]:
             (one for one in ast.walk(function) if isinstance(one, ast.FunctionDef) and one.name == "verdict"), None
         )
         if inner is not None and inner is not function:
-            own = next(kind for call in calls(inner, "Verdict") if (kind := word(call.args[0])))
+            own = next(kind for call in calls(inner, "Condition") if (kind := word(call.args[0])))
             found |= {(own, reason) for call in calls(function, "verdict") if (reason := word(call.args[1]))}
-        for call in calls(function, "Verdict"):
+        for call in calls(function, "Condition"):
             kinds = [word(call.args[0])]
             if (
                 isinstance(call.args[0], ast.Name)

@@ -19,9 +19,17 @@ from headway_sim.traces import TraceRequest
 from rich.console import Console
 from rich.table import Table
 
-from headway_cli.bench_figures import Figures, by_class, by_prompt_quartile, figures
+from headway_cli.bench_figures import BenchFigures, by_class, by_prompt_quartile, figures
 from headway_cli.bench_plot import page
-from headway_cli.load_generator import Planned, PromptWriter, Record, Target, first_model, learn_prompt_length, run_load
+from headway_cli.load_generator import (
+    BenchTarget,
+    PlannedRequest,
+    PromptWriter,
+    RequestResult,
+    first_model,
+    learn_prompt_length,
+    run_load,
+)
 from headway_cli.result_file import check_result_file
 from headway_cli.slo_file import DEFAULT, read_slo
 from headway_cli.trace_options import add_trace_options, choose_trace, parse_mix
@@ -128,7 +136,7 @@ async def _run(
     key = os.environ.get(given.api_key_env)
     url = given.url.rstrip("/").removesuffix("/v1")
     model, context = await first_model(url, key)
-    target = Target(url, given.model or model, key, given.ignore_eos, given.timeout)
+    target = BenchTarget(url, given.model or model, key, given.ignore_eos, given.timeout)
     writer = PromptWriter()
     await learn_prompt_length(target, writer)
     planned = plan(trace, given, context, {known.name: known for known in slo.classes}, shares)
@@ -163,12 +171,12 @@ async def _run(
 
 
 async def _load(
-    target: Target, planned: Sequence[Planned], writer: PromptWriter, console: Console
-) -> tuple[list[Record], bool]:
+    target: BenchTarget, planned: Sequence[PlannedRequest], writer: PromptWriter, console: Console
+) -> tuple[list[RequestResult], bool]:
     """The records of all that came to an end, and whether Ctrl-C cut it short: the first lets open requests finish, the
     second does not."""
     enough = asyncio.Event()
-    records: list[Record] = []
+    records: list[RequestResult] = []
     run = asyncio.create_task(run_load(target, planned, writer, _Progress(console, len(planned)), enough, records))
 
     def on_interrupt() -> None:
@@ -197,7 +205,7 @@ def plan(
     context: int | None,
     classes: Mapping[str, PriorityClass],
     shares: Mapping[str, float],
-) -> list[Planned]:
+) -> list[PlannedRequest]:
     """Lengths cut to what is allowed, and a class for each request, drawn with the seed."""
     rng = random.Random(given.seed)
     names, weights = list(shares), list(shares.values())
@@ -210,7 +218,7 @@ def plan(
         prompt = max(1, min(prompt, given.max_prompt_tokens or prompt, room))
         name = rng.choices(names, weights)[0]
         tier = classes[name].service_tiers[0] if classes[name].service_tiers else None
-        planned.append(Planned(request.at, prompt, output, tier, name))
+        planned.append(PlannedRequest(request.at, prompt, output, tier, name))
     return planned
 
 
@@ -220,7 +228,7 @@ class _Progress:
     def __init__(self, console: Console, total: int) -> None:
         self._console, self._total, self._last = console, total, 0.0
 
-    def __call__(self, records: Sequence[Record]) -> None:
+    def __call__(self, records: Sequence[RequestResult]) -> None:
         now = time.monotonic()
         ended = sum(record.end is not None for record in records)
         last = ended == self._total
@@ -232,7 +240,9 @@ class _Progress:
         self._console.print(line, end="\n" if last or not self._console.is_terminal else "\r")
 
 
-def _groups(records: Sequence[Record], objectives_of: Callable[[str], Objectives], grace: float) -> dict[str, Figures]:
+def _groups(
+    records: Sequence[RequestResult], objectives_of: Callable[[str], Objectives], grace: float
+) -> dict[str, BenchFigures]:
     groups = {"all": figures(records, objectives_of, grace)}
     classes = by_class(records)
     if len(classes) > 1:
@@ -240,7 +250,7 @@ def _groups(records: Sequence[Record], objectives_of: Callable[[str], Objectives
     return groups | {name: figures(part, objectives_of, grace) for name, part in by_prompt_quartile(records).items()}
 
 
-def _print(groups: Mapping[str, Figures], records: Sequence[Record], elapsed: float, lag: float) -> None:
+def _print(groups: Mapping[str, BenchFigures], records: Sequence[RequestResult], elapsed: float, lag: float) -> None:
     # Into a file or a pipe the rows stay whole.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -289,9 +299,9 @@ def _joined(values: Mapping[str, float] | None, keys: Sequence[str], factor: flo
 
 def _document(
     given: argparse.Namespace,
-    target: Target,
-    groups: Mapping[str, Figures],
-    records: Sequence[Record],
+    target: BenchTarget,
+    groups: Mapping[str, BenchFigures],
+    records: Sequence[RequestResult],
     elapsed: float,
     lag: float,
 ) -> dict[str, object]:

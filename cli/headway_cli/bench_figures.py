@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from headway_core.slo import Objectives
 
-from headway_cli.load_generator import Record
+from headway_cli.load_generator import RequestResult
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class BenchFigures:
     """One group of requests. Seconds; shares in 0..1; None where nothing was measured."""
 
     offered: int
@@ -45,7 +45,7 @@ def summary(values: Iterable[float]) -> dict[str, float] | None:
     }
 
 
-def kept_every_deadline(record: Record, objectives: Objectives, grace: float) -> bool:
+def kept_every_deadline(record: RequestResult, objectives: Objectives, grace: float) -> bool:
     """Whether token i came by arrival + TTFT + i·TPOT + grace, for every i; pieces stand for tokens, spread evenly over
     their count."""
     if not record.ok or record.first_token is None:
@@ -65,7 +65,7 @@ def kept_every_deadline(record: Record, objectives: Objectives, grace: float) ->
     )
 
 
-def figures(records: Sequence[Record], objectives_of: Callable[[str], Objectives], grace: float) -> Figures:
+def figures(records: Sequence[RequestResult], objectives_of: Callable[[str], Objectives], grace: float) -> BenchFigures:
     """Figures of these records; `objectives_of` gives a class's objectives."""
     ok = [record for record in records if record.ok]
     shed = sum(record.status in (429, 503) for record in records)
@@ -75,7 +75,7 @@ def figures(records: Sequence[Record], objectives_of: Callable[[str], Objectives
         for record in records
         if objectives_of(record.planned.class_name).tpot and (record.tpot is not None or not record.ok)
     ]
-    return Figures(
+    return BenchFigures(
         offered=len(records),
         ok=len(ok),
         shed=shed,
@@ -92,19 +92,19 @@ def figures(records: Sequence[Record], objectives_of: Callable[[str], Objectives
     )
 
 
-def by_class(records: Sequence[Record]) -> Mapping[str, list[Record]]:
+def by_class(records: Sequence[RequestResult]) -> Mapping[str, list[RequestResult]]:
     """Records by class name, in order of first appearance."""
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[RequestResult]] = {}
     for record in records:
         groups.setdefault(record.planned.class_name, []).append(record)
     return groups
 
 
-def by_prompt_quartile(records: Sequence[Record]) -> Mapping[str, list[Record]]:
+def by_prompt_quartile(records: Sequence[RequestResult]) -> Mapping[str, list[RequestResult]]:
     """Records in four groups of equal size by planned prompt length: a policy that spends long prompts for short ones
     shows here."""
     ordered = sorted(records, key=lambda record: record.planned.prompt_tokens)
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[RequestResult]] = {}
     for quarter in range(4):
         part = ordered[len(ordered) * quarter // 4 : len(ordered) * (quarter + 1) // 4]
         if part:
@@ -112,17 +112,17 @@ def by_prompt_quartile(records: Sequence[Record]) -> Mapping[str, list[Record]]:
     return groups
 
 
-def _share(records: Sequence[Record], kept: Callable[[Record], bool]) -> float | None:
+def _share(records: Sequence[RequestResult], kept: Callable[[RequestResult], bool]) -> float | None:
     return sum(map(kept, records)) / len(records) if records else None
 
 
-def _kept_ttft(record: Record, objectives: Objectives) -> bool:
+def _kept_ttft(record: RequestResult, objectives: Objectives) -> bool:
     if not record.ok or record.ttft is None or objectives.ttft is None:
         return False
     return record.ttft <= objectives.ttft.limit(record.prompt_tokens or record.planned.prompt_tokens)
 
 
-def _kept_tpot(record: Record, objectives: Objectives) -> bool:
+def _kept_tpot(record: RequestResult, objectives: Objectives) -> bool:
     return (
         record.ok and record.tpot is not None and objectives.tpot is not None and record.tpot <= objectives.tpot.target
     )

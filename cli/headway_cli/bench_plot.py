@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from headway_core.slo import Objectives
 
-from headway_cli.bench_figures import Figures
-from headway_cli.load_generator import Record
+from headway_cli.bench_figures import BenchFigures
+from headway_cli.load_generator import RequestResult
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 240, 46, 30
 _STYLE = """
@@ -31,8 +31,8 @@ svg text{fill:var(--soft);font-size:11px}.axis{stroke:var(--line)}.main{stroke:v
 
 def page(
     title: str,
-    groups: Mapping[str, Figures],
-    records: Sequence[Record],
+    groups: Mapping[str, BenchFigures],
+    records: Sequence[RequestResult],
     objectives_of: Callable[[str], Objectives],
 ) -> str:
     """The whole document. `groups` become the table's rows, in their order."""
@@ -50,7 +50,7 @@ def page(
     )
 
 
-def _table(groups: Mapping[str, Figures]) -> str:
+def _table(groups: Mapping[str, BenchFigures]) -> str:
     head = "".join(
         f"<th>{name}</th>"
         for name in (
@@ -120,7 +120,7 @@ def _distribution(caption: str, values: Sequence[float], targets: Sequence[float
     return _frame(f'{lines}<polyline class=main points="{points}"/>{marks}{levels}', caption)
 
 
-def _timeline(records: Sequence[Record]) -> str:
+def _timeline(records: Sequence[RequestResult]) -> str:
     """Requests by the second they were offered in, stacked: served, shed or failed."""
     if not records:
         return ""

@@ -16,8 +16,8 @@ from headway_core.contract import PATH_LOAD, ReplicaState, RuntimeReport, dump, 
 from headway_core.errors import DocumentError
 from headway_runtime.settings import find_model, from_arguments
 
+from headway_cli.linear_fit import straight_line
 from headway_cli.result_file import check_result_file
-from headway_cli.straight_line import straight_line
 from headway_cli.supervisor import Child, free_port, kill_group
 
 EPILOG = """\

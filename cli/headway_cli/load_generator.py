@@ -19,7 +19,7 @@ import aiohttp
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRequest:
     """One request to send `at` seconds after the start."""
 
     at: float
@@ -30,10 +30,10 @@ class Planned:
 
 
 @dataclass(slots=True)
-class Record:
+class RequestResult:
     """What became of one request. Times are seconds after the start of the run; None where it did not come that far."""
 
-    planned: Planned
+    planned: PlannedRequest
     sent: float
     first_token: float | None = None
     token_times: list[float] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BenchTarget:
     """The endpoint: base URL without ``/v1``, the model's name, a key if it wants one."""
 
     url: str
@@ -153,13 +153,13 @@ class PromptWriter:
 
 
 async def run_load(
-    target: Target,
-    requests: Sequence[Planned],
+    target: BenchTarget,
+    requests: Sequence[PlannedRequest],
     writer: PromptWriter,
-    on_progress: Callable[[Sequence[Record]], None] | None = None,
+    on_progress: Callable[[Sequence[RequestResult]], None] | None = None,
     enough: asyncio.Event | None = None,
-    records: list[Record] | None = None,
-) -> list[Record]:
+    records: list[RequestResult] | None = None,
+) -> list[RequestResult]:
     """Sends every planned request at its time and returns the records in the same order.
 
     Once `enough` is set nothing more is sent, and what is open comes to its end. A cancelled run returns nothing; its
@@ -176,7 +176,7 @@ async def run_load(
         for request, prompt in zip(requests, prompts, strict=True):
             if await _told_in(start + request.at - time.monotonic(), enough):
                 break
-            record = Record(request, sent=time.monotonic() - start)
+            record = RequestResult(request, sent=time.monotonic() - start)
             records.append(record)
             tasks.append(group.create_task(_send(session, target, prompt, record, start)))
         if tasks:
@@ -199,13 +199,15 @@ async def _told_in(seconds: float, enough: asyncio.Event | None) -> bool:
     return enough.is_set()
 
 
-async def _report(records: list[Record], on_progress: Callable[[Sequence[Record]], None]) -> None:
+async def _report(records: list[RequestResult], on_progress: Callable[[Sequence[RequestResult]], None]) -> None:
     while True:
         await asyncio.sleep(1.0)
         on_progress(records)
 
 
-async def _send(session: aiohttp.ClientSession, target: Target, prompt: str, record: Record, start: float) -> None:
+async def _send(
+    session: aiohttp.ClientSession, target: BenchTarget, prompt: str, record: RequestResult, start: float
+) -> None:
     body = {
         "model": target.model,
         "messages": [{"role": "user", "content": prompt}],
@@ -233,7 +235,7 @@ async def _send(session: aiohttp.ClientSession, target: Target, prompt: str, rec
     record.end = time.monotonic() - start
 
 
-async def _read_stream(events: AsyncIterator[str], record: Record, start: float) -> None:
+async def _read_stream(events: AsyncIterator[str], record: RequestResult, start: float) -> None:
     async for data in events:
         if data == "[DONE]":
             return
@@ -259,7 +261,7 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[str]:
             yield line[5:].strip().decode()
 
 
-async def learn_prompt_length(target: Target, writer: PromptWriter) -> None:
+async def learn_prompt_length(target: BenchTarget, writer: PromptWriter) -> None:
     """Asks the server twice how many tokens some words are.
 
     Raises:
@@ -338,5 +340,5 @@ def _shown(text: str) -> str:
     return repr(line[:200] + ("…" if len(line) > 200 else ""))
 
 
-def _headers(target: Target) -> dict[str, str]:
+def _headers(target: BenchTarget) -> dict[str, str]:
     return {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}

@@ -14,11 +14,9 @@ from headway_core.errors import InvalidInput
 from headway_core.planning.capacity import Binding, ReplicaCapacity, Workload, say, step_seconds
 from headway_core.planning.plan import Memory, Plan, plan
 from headway_core.planning.scaling import ScaleMemory
-from headway_core.planning.snapshot import Demand, Phase, Replica, Snapshot, Traffic
+from headway_core.planning.snapshot import Demand, ObservedReplica, Phase, Snapshot, Traffic
 from headway_core.slo import Mode, Range, ServingSLO
 
-from headway_cli.observed import SOURCES, Observed, observe
-from headway_cli.promise_text import promise
 from headway_cli.replica_options import (
     add_replica_options,
     check_replica_options,
@@ -28,6 +26,8 @@ from headway_cli.replica_options import (
 )
 from headway_cli.result_file import check_result_file
 from headway_cli.slo_file import DEFAULT, read_slo
+from headway_cli.slo_text import promise
+from headway_cli.traffic_source import SOURCES, TrafficSource, observe
 
 EPILOG = """\
 examples:
@@ -153,7 +153,7 @@ def _check(given: argparse.Namespace) -> None:
 def ask(given: argparse.Namespace, slo: ServingSLO) -> Question:
     """The question, from what was observed and what the command line says instead."""
     if given.coefficients:
-        seen = Observed({"on-paper": on_paper(parse_coefficients(given.coefficients))})
+        seen = TrafficSource({"on-paper": on_paper(parse_coefficients(given.coefficients))})
     else:
         watch = given.watch if given.rate is None else 0.0
         seen = observe(
@@ -182,7 +182,7 @@ def decide(question: Question) -> Plan:
     for its turn."""
     slo = question.slo
     bounds = slo.bounds if slo.bounds.replicas is not None else replace(slo.bounds, replicas=Range(1, 10_000))
-    replicas = tuple(Replica(report.boot_id, Phase.READY, report, 0.0) for report in question.replicas)
+    replicas = tuple(ObservedReplica(report.boot_id, Phase.READY, report, 0.0) for report in question.replicas)
     snapshot = Snapshot(
         replicas=replicas,
         scale=question.scale,

@@ -10,7 +10,7 @@ import argparse
 import math
 from dataclasses import replace
 
-from headway_core.contract import Capacity, Knobs, ReplicaState, RuntimeReport, StepTimeReport
+from headway_core.contract import EngineLimits, Knobs, ReplicaState, RuntimeReport, StepTimeReport
 from headway_core.errors import InvalidInput
 from headway_core.planning.capacity import ITERATION_LIMIT
 
@@ -95,7 +95,7 @@ def on_paper(step_time: StepTimeReport, kv_tokens: int = _ROOMY_KV) -> RuntimeRe
         seq=1,
         at=0.0,
         state=ReplicaState.READY,
-        capacity=Capacity(MAX_NUM_SEQS, budget, kv_tokens, BLOCK_SIZE, kv_tokens // BLOCK_SIZE),
+        capacity=EngineLimits(MAX_NUM_SEQS, budget, kv_tokens, BLOCK_SIZE, kv_tokens // BLOCK_SIZE),
         effective=Knobs(),
         step_time=step_time,
     )

@@ -18,9 +18,7 @@ from headway_sim.simulation import DEFAULT_CLASS, SimulationConfig
 from headway_sim.traces import mean_rate
 from rich.console import Console
 
-from headway_cli import trial, trial_figures
-from headway_cli.observed import SOURCES, observe
-from headway_cli.promise_text import promise
+from headway_cli import comparison, comparison_figures
 from headway_cli.replica_options import (
     add_replica_options,
     check_replica_options,
@@ -30,7 +28,9 @@ from headway_cli.replica_options import (
 )
 from headway_cli.result_file import check_result_file
 from headway_cli.slo_file import read_slo
+from headway_cli.slo_text import promise
 from headway_cli.trace_options import add_trace_options, choose_trace, parse_mix
+from headway_cli.traffic_source import SOURCES, observe
 
 EPILOG = """\
 examples:
@@ -125,7 +125,7 @@ def run(given: argparse.Namespace) -> int:
         classes, default_class = slo.classes, slo.default_class
     shares = parse_mix(given.mix, classes, default_class)
     trace = choose_trace(given)
-    replica, knobs = trial.configured(_replica(given), trace, classes, given.scheduling_policy)
+    replica, knobs = comparison.configured(_replica(given), trace, classes, given.scheduling_policy)
     config = SimulationConfig(
         classes=classes,
         mix=tuple(shares.get(known.name, 0.0) for known in classes),
@@ -135,18 +135,18 @@ def run(given: argparse.Namespace) -> int:
         seed=given.seed,
     )
     own_pace = given.rate is not None or given.speed is not None
-    found = trial.run(config, trace, None if own_pace else given.rho, rules, _Progress())
+    found = comparison.run(config, trace, None if own_pace else given.rho, rules, _Progress())
     # Into a file or a pipe the rows stay whole.
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 180)
     for line in _head(found, knobs):
         console.print(line)
-    console.print(trial_figures.table(found))
-    for line in trial_figures.remarks(found):
+    console.print(comparison_figures.table(found))
+    for line in comparison_figures.remarks(found):
         console.print(line)
     if found.one_server is not None:
-        console.print("", trial_figures.optimum_table(found.one_server))
+        console.print("", comparison_figures.optimum_table(found.one_server))
     if given.json:
-        given.json.write_text(json.dumps(trial_figures.document(found), indent=1))
+        given.json.write_text(json.dumps(comparison_figures.document(found), indent=1))
     return 0
 
 
@@ -180,7 +180,7 @@ def _replica(given: argparse.Namespace) -> RuntimeReport:
     return with_limits(on_paper(ACCELERATOR, _ACCELERATOR_KV_TOKENS), given)
 
 
-def _head(found: trial.Trial, knobs: str) -> list[str]:
+def _head(found: comparison.Comparison, knobs: str) -> list[str]:
     replica = found.config.replica
     promises = "; ".join(
         promise(known) for known, share in zip(found.config.classes, found.config.mix, strict=True) if share > 0

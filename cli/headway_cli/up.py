@@ -20,10 +20,10 @@ from headway_core.contract import Endpoint, ReplicaState
 from headway_core.errors import InvalidInput
 
 from headway_cli.live_view import LiveView
+from headway_cli.local_controller import LocalController
 from headway_cli.policy_writer import PolicyWriter, write_policy
 from headway_cli.reports import gateway_report, runtime_reports
 from headway_cli.slo_file import read_slo
-from headway_cli.steering import Steering
 from headway_cli.supervisor import Child, Supervisor, free_port
 from headway_cli.up_settings import UpSettings
 
@@ -32,7 +32,7 @@ _START_LIMIT = 600.0
 """Seconds until the first answer: loading large weights takes minutes, not longer."""
 
 
-class Deployment:
+class LocalStack:
     """The processes of one `headway up`, with the ports and files they share."""
 
     def __init__(self, settings: UpSettings, state: Path) -> None:
@@ -42,7 +42,7 @@ class Deployment:
             f"replica-{n + 1}": Endpoint("127.0.0.1", free_port(), free_port()) for n in range(settings.replicas)
         }
         self.gateway_control = free_port()
-        self.steering = Steering(settings.slo, self.endpoints)
+        self.steering = LocalController(settings.slo, self.endpoints)
         write_policy(self.policies, self.steering.policy())
         self.policy_writer = PolicyWriter(self.policies)
         self.policy_writer.put(self.steering.policy())
@@ -138,13 +138,13 @@ def run(settings: UpSettings) -> int:
     folder is in use."""
     state = settings.state or Path(tempfile.mkdtemp(prefix="headway-"))
     with _alone_in(state):
-        code = _run(Deployment(settings, state), state)
+        code = _run(LocalStack(settings, state), state)
     if code == 0 and settings.state is None:
         shutil.rmtree(state, ignore_errors=True)
     return code
 
 
-def _run(deployment: Deployment, state: Path) -> int:
+def _run(deployment: LocalStack, state: Path) -> int:
     try:
         asyncio.run(_serve(deployment, state))
     except StartFailed as error:
@@ -157,7 +157,7 @@ def _run(deployment: Deployment, state: Path) -> int:
     return 0
 
 
-async def _serve(deployment: Deployment, state: Path) -> None:
+async def _serve(deployment: LocalStack, state: Path) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -180,7 +180,7 @@ async def _serve(deployment: Deployment, state: Path) -> None:
 
 
 async def _until_ready(
-    deployment: Deployment, client: httpx.AsyncClient, stop: asyncio.Event, say: Callable[[str], None]
+    deployment: LocalStack, client: httpx.AsyncClient, stop: asyncio.Event, say: Callable[[str], None]
 ) -> bool:
     """True when gateway and replicas are ready, False when told to stop before. Raises StartFailed."""
     started = time.monotonic()
@@ -210,7 +210,7 @@ async def _until_ready(
     return False
 
 
-async def _watch(deployment: Deployment, client: httpx.AsyncClient, stop: asyncio.Event, view: LiveView) -> None:
+async def _watch(deployment: LocalStack, client: httpx.AsyncClient, stop: asyncio.Event, view: LiveView) -> None:
     """Restarts, steers and shows, until told to stop."""
     steering, writer = deployment.steering, deployment.policy_writer
     while not stop.is_set():
@@ -237,7 +237,7 @@ async def _watch(deployment: Deployment, client: httpx.AsyncClient, stop: asynci
             await asyncio.wait_for(stop.wait(), _POLL)
 
 
-def _reread(deployment: Deployment, say: Callable[[str], None]) -> None:
+def _reread(deployment: LocalStack, say: Callable[[str], None]) -> None:
     """Adopts the SLO file when its content changed; one that is broken, or gone, changes nothing and is said once."""
     path, steering = deployment.settings.slo_path, deployment.steering
     content = _content(path)
@@ -272,7 +272,7 @@ async def _model_name(client: httpx.AsyncClient, url: str) -> str:
     return str(response.json()["data"][0]["id"])
 
 
-def _welcome(deployment: Deployment, model: str) -> str:
+def _welcome(deployment: LocalStack, model: str) -> str:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = json.dumps({"model": model, "messages": question, "max_tokens": 40, "temperature": 0})
     control = deployment.gateway_control_url

@@ -239,7 +239,7 @@ class ReplicaState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class EngineLimits:
     """What the replica was started with; knobs never exceed it."""
 
     max_num_seqs: int
@@ -320,7 +320,7 @@ class RuntimeReport:
     at: float
     """Wall clock of the replica, epoch seconds: for people. Age is counted from receipt."""
     state: ReplicaState
-    capacity: Capacity
+    capacity: EngineLimits
     effective: Knobs
     """The knobs in force now, whatever set them."""
     policy: Acknowledgement | None = None
@@ -372,7 +372,7 @@ class LoadHint:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassBooks:
+class ClassReport:
     """One class's counters since the gateway's boot. Every offered request is in exactly one of `outcomes`, or still in
     flight."""
 
@@ -396,11 +396,11 @@ class ClassBooks:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolBooks:
+class PoolReport:
     """One pool as its gateway sees it."""
 
     pool: str
-    classes: dict[str, ClassBooks]
+    classes: dict[str, ClassReport]
     policy: Acknowledgement | None = None
     ready_replicas: int = 0
     known_replicas: int = 0
@@ -419,7 +419,7 @@ class GatewayReport:
     seq: int
     at: float
     state: ReplicaState
-    pools: tuple[PoolBooks, ...] = ()
+    pools: tuple[PoolReport, ...] = ()
 
 
 # ---------------------------------------------------------------- reading and writing

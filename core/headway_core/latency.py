@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from statistics import median
 
-from headway_core.batching.plan import Shape
+from headway_core.batching.plan import IterationShape
 from headway_core.contract import StepTimeReport
 from headway_core.least_squares import nonnegative_least_squares
 
@@ -87,7 +87,7 @@ class StepTimeModel:
         model._prior.add_all(((_features(shape, model.knee), model._fitted(shape)) for shape in shapes), PRIOR)
         return model
 
-    def calibrate(self, measured: Iterable[tuple[Shape, float]]) -> None:
+    def calibrate(self, measured: Iterable[tuple[IterationShape, float]]) -> None:
         """Learns from shapes that were run alone, in the order in which they ran: (shape, seconds).
 
         Of a shape that ran more than once the first time is left out and the median of the others counts. The knee is
@@ -96,7 +96,7 @@ class StepTimeModel:
         Raises:
             ValueError: nothing was measured, or a time is not positive.
         """
-        runs: dict[Shape, list[float]] = {}
+        runs: dict[IterationShape, list[float]] = {}
         for shape, seconds in measured:
             _require_positive(seconds)
             runs.setdefault(shape, []).append(seconds)
@@ -113,7 +113,7 @@ class StepTimeModel:
         self._ratios.clear()
         self._drift = 1.0
 
-    def observe(self, shape: Shape, seconds: float) -> None:
+    def observe(self, shape: IterationShape, seconds: float) -> None:
         """Learns from an iteration of traffic. Raises ValueError when the time is not positive."""
         _require_positive(seconds)
         self.samples += 1
@@ -136,13 +136,15 @@ class StepTimeModel:
         if self.samples % _REFIT_EVERY == 0:
             self._coefficients = self._prior.plus(self._recent).solve()
 
-    def predict(self, shape: Shape) -> float | None:
+    def predict(self, shape: IterationShape) -> float | None:
         """Seconds for an iteration of this shape; None before there is anything to predict from."""
         return None if self._coefficients is None else self._drift * self._fitted(shape)
 
     def decode_seconds(self, decode_rows: int, context_tokens: int) -> float | None:
         """Seconds for an iteration of so many decodes holding so much context in all, without prefill."""
-        return self.predict(Shape(decode_rows=decode_rows, context_tokens=context_tokens, sampled_rows=decode_rows))
+        return self.predict(
+            IterationShape(decode_rows=decode_rows, context_tokens=context_tokens, sampled_rows=decode_rows)
+        )
 
     def largest_prefill(
         self, limit_seconds: float, decode_rows: int, context_tokens: int, *, start: int = 0, at_most: int = 1 << 20
@@ -156,7 +158,7 @@ class StepTimeModel:
             return None
 
         def fits(tokens: int) -> bool:
-            shape = Shape(
+            shape = IterationShape(
                 prefill_tokens=tokens,
                 prefill_pairs=tokens * (2 * start + tokens) // 2,
                 decode_rows=decode_rows,
@@ -202,11 +204,11 @@ class StepTimeModel:
             relative_error=self.relative_error,
         )
 
-    def _fitted(self, shape: Shape) -> float:
+    def _fitted(self, shape: IterationShape) -> float:
         features = _features(shape, self.knee)
         return sum(b * x for b, x in zip(self._coefficients or (), features, strict=True))
 
-    def _notice(self, shape: Shape) -> bool:
+    def _notice(self, shape: IterationShape) -> bool:
         """Remembers what was seen; whether work of about this size is new."""
         self.max_decode_rows = max(self.max_decode_rows, shape.decode_rows)
         self.max_prefill_tokens = max(self.max_prefill_tokens, shape.prefill_tokens)
@@ -220,7 +222,7 @@ class StepTimeModel:
 
 def calibration_shapes(
     *, max_num_seqs: int, prefill_token_budget: int, max_model_len: int, pool_tokens: int
-) -> tuple[Shape, ...]:
+) -> tuple[IterationShape, ...]:
     """The shapes to run at start, in this order and each at least twice: decodes, prefill and both together, at short
     and long context.
 
@@ -250,8 +252,8 @@ def calibration_shapes(
     return tuple(dict.fromkeys(shapes))
 
 
-def _shape(decode_rows: int, context: int, prefill_tokens: int, start: int) -> Shape:
-    return Shape(
+def _shape(decode_rows: int, context: int, prefill_tokens: int, start: int) -> IterationShape:
+    return IterationShape(
         prefill_tokens=prefill_tokens,
         prefill_pairs=prefill_tokens * (2 * start + prefill_tokens) // 2,
         decode_rows=decode_rows,
@@ -260,12 +262,12 @@ def _shape(decode_rows: int, context: int, prefill_tokens: int, start: int) -> S
     )
 
 
-def _features(shape: Shape, knee: int) -> tuple[float, ...]:
+def _features(shape: IterationShape, knee: int) -> tuple[float, ...]:
     rows = shape.prefill_tokens + shape.decode_rows
     return (1, min(rows, knee), max(0, rows - knee), shape.context_tokens, shape.prefill_pairs, shape.sampled_rows)
 
 
-def _knees(points: list[tuple[Shape, float]]) -> Iterator[int]:
+def _knees(points: list[tuple[IterationShape, float]]) -> Iterator[int]:
     """Candidates, about 8 per doubling over the measured row counts."""
     rows = [shape.prefill_tokens + shape.decode_rows for shape, _ in points]
     knee = max(1, min(rows))
@@ -274,7 +276,7 @@ def _knees(points: list[tuple[Shape, float]]) -> Iterator[int]:
         knee = max(knee + 1, round(knee * 2 ** (1 / 8)))
 
 
-def _fit(points: list[tuple[Shape, float]], knee: int) -> tuple[list[float], float]:
+def _fit(points: list[tuple[IterationShape, float]], knee: int) -> tuple[list[float], float]:
     """Coefficients for this knee, and the sum of squared relative errors that they leave."""
     statistics = _Statistics()
     statistics.add_all(((_features(shape, knee), seconds) for shape, seconds in points), 1.0)

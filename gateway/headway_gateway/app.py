@@ -19,18 +19,18 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from headway_core import contract
 from starlette.exceptions import HTTPException
 
-from headway_gateway import answers, openapi, status_page
-from headway_gateway.answers import Answer, Refused
-from headway_gateway.api import Endpoint
+from headway_gateway import error_responses, openapi, status_page
 from headway_gateway.client_connection import ClientConnection
-from headway_gateway.exchange import Exchange, Receive, Scope, Send
-from headway_gateway.key_files import KeyFiles
+from headway_gateway.client_request import ClientRequest, Receive, Scope, Send
+from headway_gateway.error_responses import ErrorResponse, RequestRejected
+from headway_gateway.gateway_reporter import GatewayReporter
+from headway_gateway.key_watcher import KeyWatcher
 from headway_gateway.keys import KeyRing
-from headway_gateway.load_report import LoadReports
-from headway_gateway.metrics import CONTENT_TYPE, BooksCollector, Exposition
+from headway_gateway.metrics import CONTENT_TYPE, CountersCollector, Exposition
+from headway_gateway.parsed_request import ApiRoute
 from headway_gateway.pipeline import Pipeline
+from headway_gateway.policy_watcher import PolicyWatcher
 from headway_gateway.pools import Pools
-from headway_gateway.promises import PolicyFiles
 from headway_gateway.settings import Settings
 from headway_gateway.upstream import Upstream
 
@@ -45,15 +45,15 @@ class Gateway:
         self.boot_id = secrets.token_hex(8)
         self.upstream = Upstream()
         self.pools = Pools(self.boot_id, settings, self.upstream)
-        self.keys = KeyFiles(settings.keys) if settings.keys is not None else None
-        self.policies = PolicyFiles(settings.policy, self.pools.obey) if settings.policy is not None else None
+        self.keys = KeyWatcher(settings.keys) if settings.keys is not None else None
+        self.policies = PolicyWatcher(settings.policy, self.pools.obey) if settings.policy is not None else None
         self.pipeline = Pipeline(settings, self.pools, self.upstream, self._ring)
         book = self.policies.book if self.policies else None
-        self.reports = LoadReports(socket.gethostname(), self.boot_id, self.pools, book)
+        self.reports = GatewayReporter(socket.gethostname(), self.boot_id, self.pools, book)
         self.metrics = Exposition(
-            BooksCollector(self.pools, loop.time, lambda pool: book.age(pool, loop.time()) if book else None)
+            CountersCollector(self.pools, loop.time, lambda pool: book.age(pool, loop.time()) if book else None)
         )
-        self.recent = status_page.Recent(self.pools, loop.time)
+        self.recent = status_page.RecentWindow(self.pools, loop.time)
         self.connections: Collection[ClientConnection] = ()
         """Of clients, on the serving port; set by whoever listens there."""
         self.serving = serving_app(self)
@@ -92,7 +92,7 @@ class Front:
         self._pipeline = pipeline
         self._others = others
         # A slash at the end is served too: the redirect that frameworks answer is one that no SDK follows with a body.
-        self._endpoints = {endpoint.value + end: endpoint for endpoint in Endpoint for end in ("", "/")}
+        self._endpoints = {endpoint.value + end: endpoint for endpoint in ApiRoute for end in ("", "/")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -102,7 +102,7 @@ class Front:
         elif scope["method"] == "POST":
             await self._pipeline.handle(scope, receive, send, endpoint)
         else:
-            await _response(Answer(405, "Method Not Allowed", headers={"allow": "POST"}))(scope, receive, send)
+            await _response(ErrorResponse(405, "Method Not Allowed", headers={"allow": "POST"}))(scope, receive, send)
 
 
 def serving_app(gateway: Gateway) -> FastAPI:
@@ -124,7 +124,7 @@ def serving_app(gateway: Gateway) -> FastAPI:
         if not name:
             return await models(request)
         if name not in known:
-            return _refusal(gateway, request) or _response(answers.unknown_model(name, sorted(known)))
+            return _refusal(gateway, request) or _response(error_responses.unknown_model(name, sorted(known)))
         return _refusal(gateway, request) or JSONResponse(_model(name))
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
@@ -183,15 +183,15 @@ def _app(gateway: Gateway, title: str) -> FastAPI:
     @app.exception_handler(HTTPException)
     async def not_here(_request: Request, error: HTTPException) -> Response:
         message = "no such path" if error.status_code == 404 else str(error.detail)
-        return _response(Answer(error.status_code, message, headers=dict(error.headers or {})))
+        return _response(ErrorResponse(error.status_code, message, headers=dict(error.headers or {})))
 
     return app
 
 
 def _refusal(gateway: Gateway, request: Request) -> Response | None:
     try:
-        gateway.pipeline.authenticate(Exchange(request.scope, request.receive, _unused))
-    except Refused as refused:
+        gateway.pipeline.authenticate(ClientRequest(request.scope, request.receive, _unused))
+    except RequestRejected as refused:
         return _response(refused.answer)
     return None
 
@@ -200,7 +200,7 @@ def _model(name: str) -> dict[str, object]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "headway"}
 
 
-def _response(answer: Answer) -> Response:
+def _response(answer: ErrorResponse) -> Response:
     return Response(answer.body(), answer.status, dict(answer.headers), "application/json")
 
 

@@ -12,9 +12,9 @@ from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from headway_gateway import answers
-from headway_gateway.answers import Answer
-from headway_gateway.exchange import CONNECTION, Header
+from headway_gateway import error_responses
+from headway_gateway.client_request import CONNECTION, Header
+from headway_gateway.error_responses import ErrorResponse
 
 HEAD_SECONDS = 30.0
 HEAD_BYTES = 64 * 1024
@@ -127,12 +127,12 @@ class ClientConnection(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self._cut_off(answers.not_http(str(error)))
+            self._cut_off(error_responses.not_http(str(error)))
             return
         if self._idle_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self._cut_off(answers.head_too_large(HEAD_BYTES))
+            self._cut_off(error_responses.head_too_large(HEAD_BYTES))
 
-    def _cut_off(self, answer: Answer) -> None:
+    def _cut_off(self, answer: ErrorResponse) -> None:
         """Ends a connection that no request can be read from any more. Its client is told why, unless it would take
         that for the answer to an earlier request."""
         current = self._current

@@ -1,5 +1,5 @@
-"""One pool's door at work: what `headway_core.admission.Door` decides, turned into tasks that go on, wait, or are
-refused.
+"""One pool's door at work: what `headway_core.admission.PoolAdmission` decides, turned into tasks that go on, wait, or
+are refused.
 
 The door decides; here are the futures that requests wait on and the one task that asks again while anybody waits.
 """
@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from headway_core.admission import Answers, Comparison, Dispatch, Door, Request, Shed
+from headway_core.admission import AdmissionResult, Dispatch, PoolAdmission, PredictionSample, Request, Shed
 
-from headway_gateway import answers
+from headway_gateway import error_responses
 
 log = logging.getLogger("headway.gateway.dispatcher")
 
@@ -23,7 +23,7 @@ TICK = 0.01
 """Seconds between two looks while somebody waits; reports, answers and ends are looked at as they come."""
 
 
-class Turn:
+class Grant:
     """A request's right to be sent to one replica now. A context: leaving it tells the door that the request is over
     there."""
 
@@ -36,11 +36,11 @@ class Turn:
         """Set when the replica, not the client, is to blame for the end."""
         self._dispatcher = dispatcher
 
-    def first_token(self) -> tuple[Comparison, ...]:
+    def first_token(self) -> tuple[PredictionSample, ...]:
         """Its first content came: what this says about predictions."""
         return self._dispatcher.door.first_token(self.request.request_id, asyncio.get_running_loop().time())
 
-    def __enter__(self) -> Turn:
+    def __enter__(self) -> Grant:
         return self
 
     def __exit__(
@@ -52,12 +52,12 @@ class Turn:
 class Dispatcher:
     """The queue worker of one pool."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: PoolAdmission) -> None:
         self.door = door
         self._asked: dict[int, asyncio.Future[Dispatch | Shed]] = {}
         self._look = asyncio.Event()
 
-    async def turn(self, request: Request, waits: Callable[[bool], None]) -> Turn:
+    async def turn(self, request: Request, waits: Callable[[bool], None]) -> Grant:
         """A newcomer's turn: at once, or after having waited. `waits` is told when it begins to wait and when it no
         longer does.
 
@@ -66,12 +66,14 @@ class Dispatcher:
         """
         return await self._answer(request, waits, lambda now: self.door.offer(request, now))
 
-    async def another(self, request: Request, tried: Sequence[str], waits: Callable[[bool], None]) -> Turn:
+    async def another(self, request: Request, tried: Sequence[str], waits: Callable[[bool], None]) -> Grant:
         """A turn on a replica not in `tried`, after a try that failed. Raises Refused when there is none, or none in
         time."""
         return await self._answer(request, waits, lambda now: self.door.again(request, now, tried))
 
-    async def _answer(self, request: Request, waits: Callable[[bool], None], ask: Callable[[float], Answers]) -> Turn:
+    async def _answer(
+        self, request: Request, waits: Callable[[bool], None], ask: Callable[[float], AdmissionResult]
+    ) -> Grant:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Dispatch | Shed] = loop.create_future()
         self._asked[request.request_id] = answer
@@ -89,8 +91,8 @@ class Dispatcher:
             waits(False)
             del self._asked[request.request_id]
         if isinstance(told, Shed):
-            raise answers.shed(told)
-        return Turn(self, told)
+            raise error_responses.shed(told)
+        return Grant(self, told)
 
     def ended(self, request_id: int, server_error: bool) -> None:
         """The request is over, wherever it was."""
@@ -124,7 +126,7 @@ class Dispatcher:
                 complaint = repr(error)
                 await asyncio.sleep(_AFTER_FAILURE)
 
-    def _act(self, decided: Answers) -> None:
+    def _act(self, decided: AdmissionResult) -> None:
         for dispatch in decided.dispatches:
             self._tell(dispatch.request.request_id, dispatch)
         for shed in decided.shed:

@@ -21,7 +21,7 @@ _BUFFER = 128 * 1024
 """Reading pauses while more than this waits to be taken."""
 
 
-class Failure(Enum):
+class UpstreamFailure(Enum):
     """How a try came to nothing, before a byte of an answer was passed on."""
 
     CONNECT = "connect"
@@ -38,7 +38,7 @@ class Failure(Enum):
 class UpstreamError(Exception):
     """A try that failed."""
 
-    def __init__(self, failure: Failure, reason: str) -> None:
+    def __init__(self, failure: UpstreamFailure, reason: str) -> None:
         super().__init__(reason)
         self.failure = failure
 
@@ -89,7 +89,7 @@ class HttpConnection(asyncio.Protocol):
             await self._wait()
         if not self.status:
             stale = self._used_before and not self._heard
-            raise UpstreamError(Failure.STALE if stale else Failure.RESET, self._failure or "no answer")
+            raise UpstreamError(UpstreamFailure.STALE if stale else UpstreamFailure.RESET, self._failure or "no answer")
 
     async def read(self) -> bytes:
         """What has arrived of the body since the last call, at least one byte; empty at the end.
@@ -225,7 +225,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise UpstreamError(Failure.RESET, self._failure)
+            raise UpstreamError(UpstreamFailure.RESET, self._failure)
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()

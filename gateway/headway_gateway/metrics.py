@@ -17,7 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from headway_gateway.books import EDGES, Durations, Ledger, SignedErrors
+from headway_gateway.accounting import EDGES, ClassCounters, DurationHistogram, SignedErrors
 from headway_gateway.pools import Pools
 
 Names = contract.Metric
@@ -31,7 +31,7 @@ _LAST = math.ceil(math.log(90_000 / SMALLEST) / math.log(GROWTH))
 _OTHER = "other"
 
 
-class BooksCollector(Collector):
+class CountersCollector(Collector):
     """All pools' books as metric families."""
 
     def __init__(self, pools: Pools, now: Callable[[], float], policy_age: Callable[[str], float | None]) -> None:
@@ -45,7 +45,7 @@ class BooksCollector(Collector):
         yield from self._gauges()
         yield from self._durations()
 
-    def _ledgers(self) -> Iterator[tuple[str, str, Ledger]]:
+    def _ledgers(self) -> Iterator[tuple[str, str, ClassCounters]]:
         for pool in self._pools:
             for name, ledger in pool.books.ledgers.items():
                 yield pool.name, name, ledger
@@ -123,7 +123,7 @@ class BooksCollector(Collector):
 class Exposition:
     """What a scrape gets: the books, and the process itself."""
 
-    def __init__(self, books: BooksCollector) -> None:
+    def __init__(self, books: CountersCollector) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(books)
         ProcessCollector(registry=self._registry)
@@ -133,7 +133,7 @@ class Exposition:
         return generate_latest(self._registry)
 
 
-def cumulative(durations: Durations) -> list[tuple[str, float]]:
+def cumulative(durations: DurationHistogram) -> list[tuple[str, float]]:
     """Upper bound → observations up to it."""
     buckets: list[tuple[str, float]] = []
     items = sorted(durations.histogram.counts.items())

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from headway_core.contract import MAX_CHOICES, SHED_REASON, ShedReason
 
-from headway_gateway.api import Endpoint
+from headway_gateway.parsed_request import ApiRoute
 
 _ERROR = {
     "type": "object",
@@ -71,8 +71,8 @@ _OPTIONAL = {
     "service_tier": {"type": ["string", "null"], "description": "Leads to a priority class, as the policy says."},
 }
 
-_BODIES: dict[Endpoint, dict[str, Any]] = {
-    Endpoint.COMPLETIONS: {
+_BODIES: dict[ApiRoute, dict[str, Any]] = {
+    ApiRoute.COMPLETIONS: {
         "type": "object",
         "required": ["model", "prompt"],
         "properties": {
@@ -87,7 +87,7 @@ _BODIES: dict[Endpoint, dict[str, Any]] = {
             **_OPTIONAL,
         },
     },
-    Endpoint.CHAT: {
+    ApiRoute.CHAT: {
         "type": "object",
         "required": ["model", "messages"],
         "properties": {
@@ -115,7 +115,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         whole["paths"][endpoint.value] = {
             "post": {
                 "operationId": endpoint.name.lower(),
-                "summary": "Chat completion" if endpoint is Endpoint.CHAT else "Completion",
+                "summary": "Chat completion" if endpoint is ApiRoute.CHAT else "Completion",
                 "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
                 "responses": _ANSWERS,
             }

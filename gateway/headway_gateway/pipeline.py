@@ -14,17 +14,17 @@ from headway_core.contract import CLASS
 from headway_core.errors import RequestError
 from headway_core.json_document import LARGE_BYTES
 
-from headway_gateway import answers, api
-from headway_gateway.answers import Answer, Refused
-from headway_gateway.api import Asked
-from headway_gateway.body_room import BodyPlace, BodyRoom
-from headway_gateway.books import Ticket
-from headway_gateway.dispatcher import Turn
-from headway_gateway.exchange import Cause, Exchange, Receive, Scope, Send, Stopped
-from headway_gateway.http_connection import Failure, UpstreamError
+from headway_gateway import error_responses, parsed_request
+from headway_gateway.accounting import RequestRecord
+from headway_gateway.body_budget import BodyBudget, BodyReservation
+from headway_gateway.client_request import ClientRequest, Receive, RequestStopped, Scope, Send, StopCause
+from headway_gateway.dispatcher import Grant
+from headway_gateway.error_responses import ErrorResponse, RequestRejected
+from headway_gateway.http_connection import UpstreamError, UpstreamFailure
 from headway_gateway.keys import ANYBODY, Caller, KeyRing
+from headway_gateway.parsed_request import ParsedRequest
 from headway_gateway.pools import Pools, ServedPool
-from headway_gateway.relay import Attempt, Relay
+from headway_gateway.relay import Relay, UpstreamAttempt
 from headway_gateway.settings import Settings
 from headway_gateway.upstream import Upstream, forwarded
 
@@ -40,12 +40,12 @@ class Pipeline:
     def __init__(
         self, settings: Settings, pools: Pools, upstream: Upstream, keys: Callable[[], KeyRing | None]
     ) -> None:
-        self.open: set[Exchange] = set()
+        self.open: set[ClientRequest] = set()
         """Every exchange that is under way, for the drain and the watch over stalled clients."""
         self.idle = asyncio.Event()
         """Set while there is none."""
         self.idle.set()
-        self.body_room = BodyRoom(settings.max_queue_bytes)
+        self.body_room = BodyBudget(settings.max_queue_bytes)
         self._settings = settings
         self._pools = pools
         self._keys = keys
@@ -54,7 +54,7 @@ class Pipeline:
 
     # ------------------------------------------------------------ the path
 
-    async def serve(self, exchange: Exchange, endpoint: api.Endpoint) -> None:
+    async def serve(self, exchange: ClientRequest, endpoint: parsed_request.ApiRoute) -> None:
         """The path of one request.
 
         Raises:
@@ -64,17 +64,17 @@ class Pipeline:
         settings, pools = self._settings, self._pools
         try:
             caller = self.authenticate(exchange)
-            with BodyPlace(self.body_room) as place:
+            with BodyReservation(self.body_room) as place:
                 body = await exchange.read_body(settings.max_body_bytes, settings.body_timeout, place)
                 asked = await self._read(exchange, endpoint, body)
             pool = pools.serving(asked.model)
             pool.check_length(asked)
             slo = pool.classify(asked, caller, self._class_header(exchange))
         except RequestError as error:
-            refused = Refused(answers.bad_request(error))
+            refused = RequestRejected(error_responses.bad_request(error))
             self._book_unplaced(refused)
             raise refused from error
-        except (Refused, Stopped) as error:
+        except (RequestRejected, RequestStopped) as error:
             # Not "from" itself: a cycle would keep what the frames hold, the body above all, until some collection of
             # garbage.
             self._book_unplaced(error)
@@ -94,39 +94,46 @@ class Pipeline:
                     tried = self._may_go_on(pool, turn, error, exchange)
                 turn = await pool.dispatcher.another(request, tried, ticket.waits)
 
-    async def _read(self, exchange: Exchange, endpoint: api.Endpoint, body: bytes) -> Asked:
+    async def _read(self, exchange: ClientRequest, endpoint: parsed_request.ApiRoute, body: bytes) -> ParsedRequest:
         """Large bodies are read aside, one after another, so that they keep only each other waiting; not those whose
         client has left.
 
         Raises RequestError, Stopped.
         """
         if len(body) < LARGE_BYTES:
-            return api.parse(endpoint, body)
+            return parsed_request.parse(endpoint, body)
         with exchange.until(self._settings.request_timeout):
-            return await asyncio.get_running_loop().run_in_executor(self._large, api.parse, endpoint, body)
+            return await asyncio.get_running_loop().run_in_executor(self._large, parsed_request.parse, endpoint, body)
 
     def close(self) -> None:
         """Gives the thread back; what it has not begun is not read any more."""
         self._large.shutdown(wait=False, cancel_futures=True)
 
-    def authenticate(self, exchange: Exchange) -> Caller:
+    def authenticate(self, exchange: ClientRequest) -> Caller:
         """Who asks. Raises Refused with 401 when keys are in force and none of them was shown."""
         ring = self._keys()
         if ring is None:
             return ANYBODY
         caller = ring.caller(exchange.headers.get(b"authorization"))
         if caller is None:
-            raise Refused(answers.unauthorized())
+            raise RequestRejected(error_responses.unauthorized())
         return caller
 
     async def _try(
-        self, turn: Turn, pool: ServedPool, asked: Asked, *, caller: Caller, exchange: Exchange, ticket: Ticket
+        self,
+        turn: Grant,
+        pool: ServedPool,
+        asked: ParsedRequest,
+        *,
+        caller: Caller,
+        exchange: ClientRequest,
+        ticket: RequestRecord,
     ) -> None:
         """Sends the request to the replica of `turn` and relays the answer; what is learned goes to the pool."""
         place = pool.replicas.place(turn.replica)
         if place is None:
-            raise UpstreamError(Failure.CONNECT, "it has just gone")
-        attempt = Attempt(
+            raise UpstreamError(UpstreamFailure.CONNECT, "it has just gone")
+        attempt = UpstreamAttempt(
             place=place,
             path=asked.endpoint.value,
             body=asked.body,
@@ -140,9 +147,9 @@ class Pipeline:
             await self._relay.run(attempt)
         except UpstreamError as error:
             # A closed keep-alive connection says nothing about the health of whoever closed it, nor does going away.
-            turn.failed = error.failure in (Failure.CONNECT, Failure.RESET)
-            if error.failure in (Failure.CONNECT, Failure.REFUSED):
-                pool.replicas.refused(turn.replica, listens=error.failure is Failure.REFUSED)
+            turn.failed = error.failure in (UpstreamFailure.CONNECT, UpstreamFailure.RESET)
+            if error.failure in (UpstreamFailure.CONNECT, UpstreamFailure.REFUSED):
+                pool.replicas.refused(turn.replica, listens=error.failure is UpstreamFailure.REFUSED)
             raise
         finally:
             if attempt.prompt_tokens is not None and asked.token_ids is None:
@@ -153,7 +160,7 @@ class Pipeline:
             pool.door.fleet.outliers.success(turn.replica, now)
             pool.failures.succeeded(turn.replica, now)
 
-    def _may_go_on(self, pool: ServedPool, turn: Turn, error: UpstreamError, exchange: Exchange) -> list[str]:
+    def _may_go_on(self, pool: ServedPool, turn: Grant, error: UpstreamError, exchange: ClientRequest) -> list[str]:
         """The replicas not to try again, if another try is allowed.
 
         Raises:
@@ -164,61 +171,61 @@ class Pipeline:
                 turn.replica, error, exchange.request_id.decode("latin-1"), asyncio.get_running_loop().time()
             )
         if exchange.started:
-            raise Refused(answers.upstream_failed(), "upstream_error") from error
+            raise RequestRejected(error_responses.upstream_failed(), "upstream_error") from error
         exchange.tries.append((turn.replica, error.failure))
         failures = [failure for _, failure in exchange.tries]
         if (
-            failures.count(Failure.STALE) > 1
-            or failures.count(Failure.RESET) >= MOST_BREAKS
+            failures.count(UpstreamFailure.STALE) > 1
+            or failures.count(UpstreamFailure.RESET) >= MOST_BREAKS
             or len(failures) > MOST_CONNECTS
         ):
-            raise Refused(answers.upstream_failed(), "upstream_error") from error
-        return [replica for replica, failure in exchange.tries if failure is not Failure.STALE]
+            raise RequestRejected(error_responses.upstream_failed(), "upstream_error") from error
+        return [replica for replica, failure in exchange.tries if failure is not UpstreamFailure.STALE]
 
-    def _class_header(self, exchange: Exchange) -> str | None:
+    def _class_header(self, exchange: ClientRequest) -> str | None:
         if not self._settings.trust_class_header:
             return None
         value = exchange.headers.get(CLASS.encode())
         return None if value is None else value.decode("latin-1")
 
-    def _book_unplaced(self, error: Refused | Stopped) -> None:
+    def _book_unplaced(self, error: RequestRejected | RequestStopped) -> None:
         """Books a request that ended before its pool and class were known."""
-        outcome = _STOPPED.get(error.cause, "client_closed") if isinstance(error, Stopped) else error.outcome
+        outcome = _STOPPED.get(error.cause, "client_closed") if isinstance(error, RequestStopped) else error.outcome
         self._pools.unplaced.offered += 1
         self._pools.unplaced.outcomes[outcome] += 1
 
     # ------------------------------------------------------------ around it
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send, endpoint: api.Endpoint) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send, endpoint: parsed_request.ApiRoute) -> None:
         """One ASGI request of a completion route."""
-        exchange = Exchange(scope, receive, send)
+        exchange = ClientRequest(scope, receive, send)
         exchange.closing = self._pools.draining
         self.open.add(exchange)
         self.idle.clear()
         try:
             await self.serve(exchange, endpoint)
-        except Refused as refused:
+        except RequestRejected as refused:
             await exchange.answer(refused.answer)
-        except Stopped as stopped:
+        except RequestStopped as stopped:
             await self._stopped(exchange, stopped.cause)
         finally:
             self.open.discard(exchange)
             if not self.open:
                 self.idle.set()
 
-    async def _stopped(self, exchange: Exchange, cause: Cause) -> None:
-        if cause is Cause.CLIENT_GONE:
+    async def _stopped(self, exchange: ClientRequest, cause: StopCause) -> None:
+        if cause is StopCause.CLIENT_GONE:
             return
-        if cause is Cause.CLIENT_STALLED or exchange.sending_since is not None:
+        if cause is StopCause.CLIENT_STALLED or exchange.sending_since is not None:
             # It does not read: no answer would arrive either.
             await exchange.abort()
             return
         await exchange.answer(self._last_words(cause))
 
-    def _last_words(self, cause: Cause) -> Answer:
-        if cause is Cause.TIMEOUT:
-            return answers.timed_out(self._settings.request_timeout)
-        return answers.going_away()
+    def _last_words(self, cause: StopCause) -> ErrorResponse:
+        if cause is StopCause.TIMEOUT:
+            return error_responses.timed_out(self._settings.request_timeout)
+        return error_responses.going_away()
 
     async def watch_clients(self) -> None:
         """Cuts off clients that take nothing, until cancelled."""
@@ -228,13 +235,13 @@ class Pipeline:
             now = loop.time()
             for exchange in [exchange for exchange in self.open if exchange.sending_since is not None]:
                 if exchange.is_stalled(now, self._settings.stall_timeout):
-                    exchange.stop(Cause.CLIENT_STALLED)
+                    exchange.stop(StopCause.CLIENT_STALLED)
 
 
-_STOPPED = {Cause.TIMEOUT: "timeout", Cause.DRAIN: "shed"}
+_STOPPED = {StopCause.TIMEOUT: "timeout", StopCause.DRAIN: "shed"}
 """Outcomes of requests that are stopped before their pool is known, but by their clients."""
 
 
-def _is_retry(exchange: Exchange) -> bool:
+def _is_retry(exchange: ClientRequest) -> bool:
     count = exchange.headers.get(b"x-stainless-retry-count", b"")
     return count.isdigit() and int(count[:9]) > 0

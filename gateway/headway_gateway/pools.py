@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 
 from headway_core.admission import (
     AdmissionController,
-    Comparison,
-    Door,
+    AdmissionQueue,
     Fleet,
+    PoolAdmission,
+    PredictionSample,
     QueueLimits,
     Request,
     Rule,
     TokenEstimator,
-    WaitingQueue,
     prefix_chain,
 )
 from headway_core.admission.prefixes import CHUNK_BYTES
@@ -34,14 +34,14 @@ from headway_core.contract import (
 from headway_core.errors import RequestError
 from headway_core.slo import PriorityClass
 
-from headway_gateway import answers
-from headway_gateway.answers import Refused
-from headway_gateway.api import Asked
-from headway_gateway.books import Books, Ledger, SignedErrors, Ticket
-from headway_gateway.dispatcher import Dispatcher, Turn
+from headway_gateway import error_responses
+from headway_gateway.accounting import ClassCounters, PoolCounters, RequestRecord, SignedErrors
+from headway_gateway.dispatcher import Dispatcher, Grant
+from headway_gateway.error_responses import RequestRejected
 from headway_gateway.failures import FailureLog
 from headway_gateway.keys import Caller
-from headway_gateway.promises import default_policy
+from headway_gateway.parsed_request import ParsedRequest
+from headway_gateway.policy_watcher import default_policy
 from headway_gateway.replicas import Replicas
 from headway_gateway.settings import Settings
 from headway_gateway.upstream import Upstream
@@ -52,15 +52,15 @@ class ServedPool:
 
     def __init__(self, policy: Policy, boot_id: str, settings: Settings, upstream: Upstream) -> None:
         self.name = policy.pool.name
-        self.books = Books()
+        self.books = PoolCounters()
         self.errors = {"admitted": SignedErrors(), "shed": SignedErrors()}
         """Signed error of predicted TTFT, by decision."""
         limits = QueueLimits(settings.max_queue_requests, settings.max_queue_bytes, settings.max_queue_time)
-        self.door = Door(
+        self.door = PoolAdmission(
             policy.classes,
             boot_id,
             controller=AdmissionController(Rule(settings.rule)),
-            queue=WaitingQueue(limits),
+            queue=AdmissionQueue(limits),
             fleet=Fleet(boot_id, settings.poll_interval),
         )
         self.dispatcher = Dispatcher(self.door)
@@ -107,7 +107,7 @@ class ServedPool:
 
     # ------------------------------------------------------------ a request
 
-    def classify(self, asked: Asked, caller: Caller, class_header: str | None) -> PriorityClass:
+    def classify(self, asked: ParsedRequest, caller: Caller, class_header: str | None) -> PriorityClass:
         """The class of a request: the trusted header's, else the service tier's, else the default; within what the key
         allows.
 
@@ -117,20 +117,20 @@ class ServedPool:
         classes = {known.name: known for known in self.policy.classes}
         by_tier = {tier: known for known in self.policy.classes for tier in known.service_tiers}
         if class_header is not None and class_header not in classes:
-            raise Refused(answers.unknown_class(class_header))
+            raise RequestRejected(error_responses.unknown_class(class_header))
         chosen = classes.get(class_header or "") or by_tier.get(asked.service_tier or "")
         if caller.classes is None:
             return chosen or classes[self.policy.default_class]
         if chosen is not None:
             if chosen.name not in caller.classes:
-                raise Refused(answers.class_forbidden(chosen.name))
+                raise RequestRejected(error_responses.class_forbidden(chosen.name))
             return chosen
         allowed = [known for known in self.policy.classes if known.name in caller.classes]
         if not allowed:
-            raise Refused(answers.class_forbidden(self.policy.default_class))
+            raise RequestRejected(error_responses.class_forbidden(self.policy.default_class))
         return next((known for known in allowed if known.name == self.policy.default_class), allowed[0])
 
-    def check_length(self, asked: Asked) -> None:
+    def check_length(self, asked: ParsedRequest) -> None:
         """Refused here, since the door would else tell a prompt that no replica can hold to come back later.
 
         Raises:
@@ -147,7 +147,7 @@ class ServedPool:
             )
 
     def request(
-        self, number: int, asked: Asked, slo: PriorityClass, caller: Caller, *, arrival: float, retry: bool
+        self, number: int, asked: ParsedRequest, slo: PriorityClass, caller: Caller, *, arrival: float, retry: bool
     ) -> Request:
         """The request as the door sees it. With a prompt in text its length is an estimate."""
         tokens = max(1, self.estimator.estimate(self.name, asked.text) if asked.token_ids is None else asked.token_ids)
@@ -162,7 +162,7 @@ class ServedPool:
             prefix_chunk_tokens=tokens * CHUNK_BYTES / max(1, len(asked.text)),
         )
 
-    def headers(self, turn: Turn, caller: Caller) -> dict[str, str]:
+    def headers(self, turn: Grant, caller: Caller) -> dict[str, str]:
         """What the runtime is told beside the request itself."""
         told = {
             PRIORITY: str(turn.priority),
@@ -172,14 +172,14 @@ class ServedPool:
         }
         return told if caller.tenant is None else {**told, TENANT: caller.tenant}
 
-    def compared(self, comparisons: tuple[Comparison, ...]) -> None:
+    def compared(self, comparisons: tuple[PredictionSample, ...]) -> None:
         """Books what a first token said about predictions."""
         for comparison in comparisons:
             self.errors["shed" if comparison.shed else "admitted"].add(comparison.error)
 
-    def ticket(self, request: Request, asked: Asked) -> Ticket:
+    def ticket(self, request: Request, asked: ParsedRequest) -> RequestRecord:
         """The entry of an offered request."""
-        return Ticket(self.books.ledger(request.slo.name), request, asked.choices)
+        return RequestRecord(self.books.ledger(request.slo.name), request, asked.choices)
 
 
 class Pools:
@@ -187,7 +187,7 @@ class Pools:
 
     def __init__(self, boot_id: str, settings: Settings, upstream: Upstream) -> None:
         self.draining = False
-        self.unplaced = Ledger()
+        self.unplaced = ClassCounters()
         """Requests that ended before it was known for which pool and class they were."""
         self._boot_id = boot_id
         self._settings = settings
@@ -238,8 +238,8 @@ class Pools:
         if model in models:
             return models[model]
         if not self._pools or len(models) < len(self._pools):
-            raise answers.not_now(ShedReason.NO_REPLICA, SHORTEST)
-        raise Refused(answers.unknown_model(model, sorted(models)))
+            raise error_responses.not_now(ShedReason.NO_REPLICA, SHORTEST)
+        raise RequestRejected(error_responses.unknown_model(model, sorted(models)))
 
     def drain(self) -> None:
         """Nothing new comes in from now on."""

@@ -1,7 +1,7 @@
 """One try at one replica: send the request, pass the answer on byte for byte, and tell the ticket what came when.
 
-Until `Exchange.started` nothing has reached the client, so a failure here may still be tried elsewhere: that is the
-pipeline's decision.
+Until `ClientRequest.started` nothing has reached the client, so a failure here may still be tried elsewhere: that is
+the pipeline's decision.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 from headway_core.contract import LOAD, PROMPT_TOKENS, ShedReason
 
-from headway_gateway.books import Ticket
-from headway_gateway.exchange import Exchange
-from headway_gateway.http_connection import Failure, UpstreamError
-from headway_gateway.passage import Passage
-from headway_gateway.upstream import Place, Response, Upstream
+from headway_gateway.accounting import RequestRecord
+from headway_gateway.client_request import ClientRequest
+from headway_gateway.http_connection import UpstreamError, UpstreamFailure
+from headway_gateway.stream_relay import StreamRelay
+from headway_gateway.upstream import Place, Upstream, UpstreamResponse
 
-_DEAD = {502: Failure.RESET, 503: Failure.REFUSED, 504: Failure.RESET}
+_DEAD = {502: UpstreamFailure.RESET, 503: UpstreamFailure.REFUSED, 504: UpstreamFailure.RESET}
 """Statuses of a replica that cannot serve at all, as opposed to one that failed at this request."""
 
 
 @dataclass(slots=True)
-class Attempt:
+class UpstreamAttempt:
     """One try: where it goes and who is told what. The members with defaults are what the answer said beside its
     bytes."""
 
@@ -32,8 +32,8 @@ class Attempt:
     path: str
     body: bytes
     headers: Mapping[str, str]
-    exchange: Exchange
-    ticket: Ticket
+    exchange: ClientRequest
+    ticket: RequestRecord
     first_token: Callable[[], None]
     """Called when the first content of a stream has come."""
     heard: Callable[[str | None], None]
@@ -51,7 +51,7 @@ class Relay:
     upstream: Upstream
     hold: float
 
-    async def run(self, attempt: Attempt) -> None:
+    async def run(self, attempt: UpstreamAttempt) -> None:
         """One try.
 
         Raises:
@@ -68,7 +68,7 @@ class Relay:
             else:
                 await self._whole(response, attempt)
 
-    async def _whole(self, response: Response, attempt: Attempt) -> None:
+    async def _whole(self, response: UpstreamResponse, attempt: UpstreamAttempt) -> None:
         exchange, ticket = attempt.exchange, attempt.ticket
         loop = asyncio.get_running_loop()
         body = await response.read_all()
@@ -86,9 +86,9 @@ class Relay:
             attempt.prompt_tokens = attempt.prompt_tokens or prompt
             ticket.finished(now, False, prompt, output)
 
-    async def _stream(self, response: Response, attempt: Attempt) -> None:
+    async def _stream(self, response: UpstreamResponse, attempt: UpstreamAttempt) -> None:
         exchange, ticket = attempt.exchange, attempt.ticket
-        passage = Passage(exchange, ticket, response.status, response.passed_on(), attempt.first_token, self.hold)
+        passage = StreamRelay(exchange, ticket, response.status, response.passed_on(), attempt.first_token, self.hold)
         try:
             rest = await response.pump(passage.piece, exchange.caught_up)
             await passage.finish(rest)

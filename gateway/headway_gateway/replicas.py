@@ -15,11 +15,11 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-from headway_core.admission import Door
+from headway_core.admission import PoolAdmission
 from headway_core.contract import PATH_LOAD, Endpoint, LoadHint, RuntimeReport, load_hint, load_runtime_report
 from headway_core.errors import DocumentError
 
-from headway_gateway.http_connection import Failure, UpstreamError
+from headway_gateway.http_connection import UpstreamError, UpstreamFailure
 from headway_gateway.upstream import Place, Upstream
 
 log = logging.getLogger("headway.gateway.replicas")
@@ -62,7 +62,12 @@ class Replicas:
     `gone` with each replica that is forgotten."""
 
     def __init__(
-        self, door: Door, upstream: Upstream, interval: float, changed: Callable[[], None], gone: Callable[[str], None]
+        self,
+        door: PoolAdmission,
+        upstream: Upstream,
+        interval: float,
+        changed: Callable[[], None],
+        gone: Callable[[str], None],
     ) -> None:
         self.model: str | None = None
         """The model that the replicas report."""
@@ -206,7 +211,7 @@ class Replicas:
             report = load_runtime_report(body)
         except UpstreamError as error:
             watched.error = str(error)
-            if error.failure is Failure.CONNECT and not watched.refused:
+            if error.failure is UpstreamFailure.CONNECT and not watched.refused:
                 watched.refused = True
                 self._changed()
             return

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from headway_gateway.app import Front, Gateway
 from headway_gateway.client_connection import ClientConnection
-from headway_gateway.exchange import Cause
+from headway_gateway.client_request import StopCause
 from headway_gateway.settings import Settings
 
 log = logging.getLogger("headway.gateway")
@@ -118,7 +118,7 @@ async def drain(gateway: Gateway, now: asyncio.Event) -> None:
     if pipeline.open:
         log.warning("the drain is over: %d requests end with an error", len(pipeline.open))
     for exchange in list(pipeline.open):
-        exchange.stop(Cause.DRAIN)
+        exchange.stop(StopCause.DRAIN)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LAST_SECONDS):
             await pipeline.idle.wait()

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from headway_core.contract import ClassBooks, RuntimeReport
+from headway_core.contract import ClassReport, RuntimeReport
 from headway_core.histogram import LogHistogram
 from headway_core.slo import PriorityClass
 
@@ -25,7 +25,7 @@ WINDOW = 60.0
 HISTORY = 120
 """Points of the small charts: four minutes."""
 
-_Reading = dict[tuple[str, str], ClassBooks]
+_Reading = dict[tuple[str, str], ClassReport]
 
 
 @cache
@@ -34,7 +34,7 @@ def html() -> str:
     return (files("headway_gateway") / "status.html").read_text(encoding="utf-8")
 
 
-class Recent:
+class RecentWindow:
     """Readings of the books over the last minutes, from which rates and quantiles of a window follow."""
 
     def __init__(self, pools: Pools, now: Callable[[], float]) -> None:
@@ -73,12 +73,12 @@ class Recent:
     def _read(self) -> _Reading:
         return {(pool.name, name): ledger.read() for pool in self._pools for name, ledger in pool.books.ledgers.items()}
 
-    def _first(self, key: tuple[str, str], now: float) -> tuple[ClassBooks, float]:
+    def _first(self, key: tuple[str, str], now: float) -> tuple[ClassReport, float]:
         """The oldest reading within the window, and how long ago it was."""
         for at, reading in self._readings:
             if now - at <= WINDOW + EVERY and key in reading:
                 return reading[key], now - at
-        return ClassBooks(), 0.0
+        return ClassReport(), 0.0
 
     def _pool(self, pool: ServedPool, now: float, read: _Reading) -> dict[str, Any]:
         classes = []
@@ -120,9 +120,9 @@ def _promise(slo: PriorityClass) -> dict[str, Any]:
     }
 
 
-def _window(slo: PriorityClass, books: ClassBooks | None, before: ClassBooks, seconds: float) -> dict[str, Any]:
+def _window(slo: PriorityClass, books: ClassReport | None, before: ClassReport, seconds: float) -> dict[str, Any]:
     """Rates, quantiles and attainment since the reading `before`; None where nothing was seen."""
-    books = books or ClassBooks()
+    books = books or ClassReport()
     ttft, tpot = LogHistogram(books.ttft).since(before.ttft), LogHistogram(books.tpot).since(before.tpot)
     gone = {name: count - before.outcomes.get(name, 0) for name, count in books.outcomes.items()}
     missed = sum(gone.get(name, 0) for name in ("shed", "upstream_error", "timeout"))

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from headway_core.contract import INTERNAL_HEADERS, REQUEST_ID
 
-from headway_gateway.http_connection import Failure, Header, HttpConnection, UpstreamError
+from headway_gateway.http_connection import Header, HttpConnection, UpstreamError, UpstreamFailure
 
 POOL_IDLE = 4.0
 """Seconds that an idle connection is kept: under the 5 s after which the most hasty servers close theirs."""
@@ -45,7 +45,7 @@ Place = tuple[str, int]
 """IP address and port."""
 
 
-class Response:
+class UpstreamResponse:
     """A replica's answer: status and headers now, the body as it comes. Leave the context to give the connection back
     or drop it."""
 
@@ -87,7 +87,7 @@ class Response:
         """The body, each piece to `sink` as it arrives, the last returned: see `HttpConnection.pump`."""
         return await self._connection.pump(sink, caught_up)
 
-    async def __aenter__(self) -> Response:
+    async def __aenter__(self) -> UpstreamResponse:
         return self
 
     async def __aexit__(
@@ -103,7 +103,7 @@ class Upstream:
         self._idle: dict[Place, list[HttpConnection]] = {}
         self._all: set[HttpConnection] = set()
 
-    async def post(self, place: Place, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
+    async def post(self, place: Place, path: str, body: bytes, headers: Mapping[str, str]) -> UpstreamResponse:
         """Sends the request and waits for the head of the answer. Raises UpstreamError: there was none."""
         lines = [
             f"POST {path} HTTP/1.1",
@@ -129,18 +129,18 @@ class Upstream:
         # The transports close in the next step of the loop.
         await asyncio.sleep(0)
 
-    async def _exchange(self, place: Place, data: tuple[bytes, ...]) -> Response:
+    async def _exchange(self, place: Place, data: tuple[bytes, ...]) -> UpstreamResponse:
         connection = self._take(place) or await self._connect(place)
         try:
             await connection.request(data)
         except BaseException as error:
             connection.close()
-            if isinstance(error, UpstreamError) and error.failure is Failure.STALE:
+            if isinstance(error, UpstreamError) and error.failure is UpstreamFailure.STALE:
                 # The others that are kept are as old: the next try is to have a new one.
                 for idle in self._idle.pop(place, ()):
                     idle.close()
             raise
-        return Response(connection, lambda: self._give_back(place, connection))
+        return UpstreamResponse(connection, lambda: self._give_back(place, connection))
 
     async def _connect(self, place: Place) -> HttpConnection:
         try:
@@ -150,10 +150,10 @@ class Upstream:
                 )
         except TimeoutError as error:
             raise UpstreamError(
-                Failure.CONNECT, f"{_authority(place)} took no connection within {CONNECT_TIMEOUT:g} s"
+                UpstreamFailure.CONNECT, f"{_authority(place)} took no connection within {CONNECT_TIMEOUT:g} s"
             ) from error
         except OSError as error:
-            raise UpstreamError(Failure.CONNECT, f"{_authority(place)} takes no connection: {error}") from error
+            raise UpstreamError(UpstreamFailure.CONNECT, f"{_authority(place)} takes no connection: {error}") from error
         self._all.add(connection)
         return connection
 

@@ -15,7 +15,7 @@ from headway_runtime.settings import Settings, from_arguments
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 after a drain, 2 for what cannot be served as asked, else see
-    `headway_runtime.server.Server.run`."""
+    `headway_runtime.server.server.Server.run`."""
     logging.basicConfig(level=logging.INFO, format="headway-runtime: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     try:
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _serve(settings: Settings) -> int:
     # Imported late: --help and a wrong flag answer at once.
-    from headway_runtime.server import Server  # noqa: PLC0415
+    from headway_runtime.server.server import Server  # noqa: PLC0415
 
     return await Server(settings).run()
 

@@ -11,7 +11,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from headway_core.batching.plan import IterationPlan, Shape
+from headway_core.batching.plan import IterationPlan, IterationShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Pace:
             )
         return cls(*numbers)
 
-    def seconds(self, shape: Shape) -> float:
+    def seconds(self, shape: IterationShape) -> float:
         """The least time of an iteration of this shape."""
         return (
             self.base

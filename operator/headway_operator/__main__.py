@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway_operator.apply import Applier
-from headway_operator.kube import ApiError, Kube
+from headway_operator.cache import Cache
+from headway_operator.controller import Controller
+from headway_operator.kube import Kube, KubeError
 from headway_operator.lease import Lease
-from headway_operator.loop import Loop
-from headway_operator.metrics import Server
+from headway_operator.metrics import HealthServer
 from headway_operator.observe import Observer
 from headway_operator.reconcile import Reconciler
 from headway_operator.settings import Settings, parse
-from headway_operator.store import Store
 from headway_operator.watch import Watch, quieten
 
 log = logging.getLogger("headway_operator")
@@ -37,7 +37,7 @@ def main() -> None:
     quieten()
     try:
         asyncio.run(run(settings))
-    except (ApiError, OSError) as error:
+    except (KubeError, OSError) as error:
         raise SystemExit(f"headway-operator: {error}") from None
 
 
@@ -50,11 +50,11 @@ async def run(settings: Settings) -> None:
     observer = Observer(settings)
     applier = Applier(kube, lambda: lease.held)
 
-    def make_reconciler(store: Store) -> Reconciler:
+    def make_reconciler(store: Cache) -> Reconciler:
         return Reconciler(settings, kube, store, observer=observer, applier=applier, may_write=lambda: lease.held)
 
-    loop = Loop(settings, kube, lease, observer=observer, make_reconciler=make_reconciler)
-    server = Server(settings.host, settings.port, loop.healthy)
+    loop = Controller(settings, kube, lease, observer=observer, make_reconciler=make_reconciler)
+    server = HealthServer(settings.host, settings.port, loop.healthy)
     places = ", ".join(settings.namespaces) or "all namespaces"
     log.info("serving %s as %s; /metrics and /healthz on port %d", places, settings.identity, server.port)
     stop = asyncio.Event()
@@ -83,7 +83,7 @@ async def _end(*tasks: asyncio.Task[None]) -> list[BaseException | None]:
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _watch(settings: Settings, loop: Loop) -> None:
+async def _watch(settings: Settings, loop: Controller) -> None:
     """Keeps kopf running with the watches that are permitted; starts it again when it ended, or when rights have
     changed."""
     here = asyncio.get_running_loop()

@@ -18,10 +18,10 @@ from headway_core.planning.plan import Scale
 from headway_core.planning.snapshot import Phase
 
 from headway_operator import manifests
-from headway_operator.kube import APPLY_PATCH, ApiError, Kube
+from headway_operator.kube import APPLY_PATCH, Kube, KubeError
 from headway_operator.metrics import ACTIONS
 from headway_operator.resources import Pod
-from headway_operator.targets import Target
+from headway_operator.targets import ResolvedTarget
 
 TOUCH_AGAIN = 3.0
 """Seconds without acknowledgement after which a pod is touched again; doubled each time."""
@@ -75,7 +75,7 @@ class Applier:
         """Many objects share a ConfigMap: one reads it for all, and they write one after the other instead of refusing
         each other."""
 
-    async def config_map(self, target: Target, now: float) -> Written:
+    async def config_map(self, target: ResolvedTarget, now: float) -> Written:
         """The policy ConfigMap, read at most `FRESH` seconds ago. Raises ApiError."""
         key = (target.slo.namespace, target.config_map)
         async with self._turn(key):
@@ -91,7 +91,7 @@ class Applier:
         return known
 
     async def write_policy(
-        self, target: Target, knobs: Knobs, cordoned: tuple[str, ...], *, above: int, now: float
+        self, target: ResolvedTarget, knobs: Knobs, cordoned: tuple[str, ...], *, above: int, now: float
     ) -> Policy:
         """The policy, with a revision higher than any that was ever written or acknowledged (`above`). Raises ApiError,
         NotLeading.
@@ -115,7 +115,7 @@ class Applier:
                         fieldManager=manifests.field_manager(slo),
                         force="true",
                     )
-                except ApiError as error:
+                except KubeError as error:
                     self._maps.pop(key, None)
                     if not error.conflict or attempt == _CONFLICTS - 1:
                         raise
@@ -135,7 +135,7 @@ class Applier:
         raise AssertionError("the last attempt returns or raises")
 
     async def touch(
-        self, target: Target, policy: Policy, acknowledged: Mapping[str, int], touches: Touches, now: float
+        self, target: ResolvedTarget, policy: Policy, acknowledged: Mapping[str, int], touches: Touches, now: float
     ) -> float | None:
         """Touches the ready pods that have not acknowledged; returns the seconds until the next is due, or None.
 
@@ -162,13 +162,13 @@ class Applier:
         self._check()
         try:
             await self._kube.patch(_pod_path(pod), manifests.touch_patch(revision, attempts))
-        except ApiError as error:
+        except KubeError as error:
             if not error.missing:
                 raise
         touches.pods[pod.uid] = (attempts, now)
         ACTIONS.labels("touch").inc()
 
-    async def scale(self, target: Target, action: Scale) -> bool:
+    async def scale(self, target: ResolvedTarget, action: Scale) -> bool:
         """Marks the victims, takes stale marks away, and sets the scale; False when it was changed by somebody else
         meanwhile.
 
@@ -182,7 +182,7 @@ class Applier:
         self._check()
         try:
             await self._kube.patch(path, manifests.scale_patch(scale, action.replicas))
-        except ApiError as error:
+        except KubeError as error:
             if error.conflict:
                 return False
             raise
@@ -202,7 +202,7 @@ class Applier:
             self._check()
             try:
                 await self._kube.patch(_pod_path(pod), manifests.cost_patch(pod.name in victims))
-            except ApiError as error:
+            except KubeError as error:
                 if not error.missing:
                     raise
             ACTIONS.labels("mark").inc()

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headway_core.contract import Knobs, Policy
+from headway_core.planning.conditions import Condition
 from headway_core.planning.plan import Cordon, Plan, Scale, SetKnobs
-from headway_core.planning.verdicts import Verdict
 from headway_core.slo import Mode, ServingSLO
 
 from headway_operator import manifests
 from headway_operator.access import Access
-from headway_operator.acknowledgement import knobs_applied, paused
 from headway_operator.apply import Applier, Touches
-from headway_operator.kube import ApiError
+from headway_operator.kube import KubeError
 from headway_operator.observe import Observation
+from headway_operator.policy_ack import knobs_applied, paused
 from headway_operator.status import Decision
-from headway_operator.targets import Target
+from headway_operator.targets import ResolvedTarget
 
 SOON = 1.5
 """Seconds after a write until the pods are asked whether they have it."""
@@ -29,11 +29,11 @@ class Outcome:
     policy: Policy | None
     """The one that is written now."""
     decisions: list[Decision] = field(default_factory=list)
-    refused: ApiError | None = None
+    refused: KubeError | None = None
     """Why the scale could not be set."""
     again: float = float("inf")
     """Seconds until there may be something to see."""
-    applied: Verdict = field(init=False)
+    applied: Condition = field(init=False)
     """KnobsApplied."""
 
 
@@ -60,13 +60,13 @@ class Enforcer:
 
     async def carry_out(
         self,
-        target: Target,
+        target: ResolvedTarget,
         observation: Observation,
         wanted: Plan,
         progress: Progress,
         access: Access,
         *,
-        failure: ApiError | None,
+        failure: KubeError | None,
         now: float,
     ) -> Outcome:
         """`failure` is why the policy could not be read. Raises ApiError when the API server failed for now,
@@ -77,7 +77,7 @@ class Enforcer:
         if failure is None and not paused(slo):
             try:
                 await self._carry_policy(target, observation, wanted, progress, outcome, now=now)
-            except ApiError as error:
+            except KubeError as error:
                 if error.transient or error.conflict:
                     raise
                 failure = error
@@ -89,7 +89,7 @@ class Enforcer:
                         outcome.decisions.append(Decision("Scale", scaling.reason, scaling.message))
                 elif not (outcome.policy and outcome.policy.cordoned):
                     await self._applier.mark(target.runtimes, frozenset())
-            except ApiError as error:
+            except KubeError as error:
                 if error.transient or error.conflict:
                     raise
                 outcome.refused = error
@@ -98,7 +98,7 @@ class Enforcer:
 
     async def _carry_policy(
         self,
-        target: Target,
+        target: ResolvedTarget,
         observation: Observation,
         wanted: Plan,
         progress: Progress,
@@ -129,12 +129,12 @@ class Enforcer:
             outcome.again = min(outcome.again, due)
 
     async def _touch(
-        self, target: Target, policy: Policy, observation: Observation, progress: Progress, now: float
+        self, target: ResolvedTarget, policy: Policy, observation: Observation, progress: Progress, now: float
     ) -> float:
         """Seconds until a pod must be touched again. Without the right to touch, the kubelet's own minute has to do."""
         try:
             due = await self._applier.touch(target, policy, observation.acknowledged, progress.touches, now)
-        except ApiError as error:
+        except KubeError as error:
             if not error.forbidden:
                 raise
             due = None

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from headway_core.planning.verdicts import Verdict
+from headway_core.planning.conditions import Condition
 
 from headway_operator import manifests
-from headway_operator.kube import ApiError, Kube
+from headway_operator.kube import Kube, KubeError
 from headway_operator.status import Decision
 
 QUIET = 300.0
@@ -31,7 +31,7 @@ class Events:
     async def tell(
         self,
         document: Mapping[str, Any],
-        verdicts: Iterable[Verdict],
+        verdicts: Iterable[Condition],
         decisions: Iterable[Decision],
         before: Mapping[str, Any],
         at: str,
@@ -64,6 +64,6 @@ class Events:
         )
         try:
             await self._kube.create(f"/api/v1/namespaces/{namespace}/events", body)
-        except ApiError as error:
+        except KubeError as error:
             if not error.conflict:
                 log.info("event not posted: %s", error)

@@ -1,6 +1,6 @@
 """Calls to the API server: JSON in, JSON out, retried where that is safe. Credentials come from the kubernetes client.
 
-Nothing here knows what an object means. A call that fails for good raises `ApiError`; one that failed for now has been
+Nothing here knows what an object means. A call that fails for good raises `KubeError`; one that failed for now has been
 tried again with backoff, and raises with `transient` set when that did not help, so that the caller comes back later.
 """
 
@@ -26,7 +26,7 @@ _ATTEMPTS = 3
 _LONGEST_PAUSE = 2.0
 
 
-class ApiError(HeadwayError):
+class KubeError(HeadwayError):
     """The API server said no. `status` 0: it could not be reached."""
 
     def __init__(self, status: int, message: str, what: str) -> None:
@@ -132,16 +132,16 @@ class Kube:
                 )
         except httpx.HTTPError as error:
             API_CALLS.labels(method, "none").inc()
-            raise _Later(ApiError(0, str(error) or type(error).__name__, what)) from error
+            raise _Later(KubeError(0, str(error) or type(error).__name__, what)) from error
         API_CALLS.labels(method, str(answer.status_code)).inc()
         if answer.is_success:
             try:
                 document: dict[str, Any] = answer.json()
             except ValueError as error:
-                raise _Later(ApiError(502, f"an answer that is no JSON: {answer.text[:80]!r}", what)) from error
+                raise _Later(KubeError(502, f"an answer that is no JSON: {answer.text[:80]!r}", what)) from error
             return document
         self.denied = self.denied or answer.status_code == httpx.codes.FORBIDDEN
-        failure = ApiError(answer.status_code, _message(answer), what)
+        failure = KubeError(answer.status_code, _message(answer), what)
         if failure.transient:
             raise _Later(failure, _retry_after(answer))
         raise failure
@@ -159,7 +159,7 @@ class Kube:
 class _Later(Exception):
     """A transient failure; `after` are the seconds that the server asked for."""
 
-    def __init__(self, error: ApiError, after: float | None = None) -> None:
+    def __init__(self, error: KubeError, after: float | None = None) -> None:
         super().__init__(str(error))
         self.error = error
         self.after = after
@@ -173,7 +173,7 @@ def _configuration() -> Any:
         except config.ConfigException:
             config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
-        raise ApiError(
+        raise KubeError(
             0, f"no credentials: run in a pod with a ServiceAccount, or set KUBECONFIG ({error})", "connecting"
         ) from error
     return configuration

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from headway_operator.kube import ApiError, Kube
+from headway_operator.kube import Kube, KubeError
 from headway_operator.metrics import LEADING
 
 DURATION = 15.0
@@ -66,7 +66,7 @@ class Lease:
             try:
                 await self.turn()
                 self.trouble = None
-            except ApiError as error:
+            except KubeError as error:
                 if self.trouble is None:
                     log.warning("lease: %s", error)
                 self.trouble = str(error)
@@ -91,7 +91,7 @@ class Lease:
                     "leaseDurationSeconds": 1,
                 }
                 await self._kube.replace(self._path, current)
-        except ApiError as error:
+        except KubeError as error:
             log.info("lease not given back, it runs out in %.0fs: %s", self._duration, error)
 
     async def turn(self) -> None:
@@ -99,7 +99,7 @@ class Lease:
         asked_at = self._clock()
         try:
             current = await self._kube.get(self._path)
-        except ApiError as error:
+        except KubeError as error:
             if not error.missing:
                 raise
             await self._create(asked_at)
@@ -115,7 +115,7 @@ class Lease:
             return
         try:
             await self._kube.replace(self._path, {**current, "spec": self._spec(spec, mine)})
-        except ApiError as error:
+        except KubeError as error:
             if not error.conflict:
                 raise
             return
@@ -130,7 +130,7 @@ class Lease:
         }
         try:
             await self._kube.create(self._collection, body, repeat=False)
-        except ApiError as error:
+        except KubeError as error:
             if not error.conflict:
                 raise
             return

@@ -22,7 +22,7 @@ from headway_core.contract import (
 from headway_core.errors import DocumentError
 from headway_core.slo import API_VERSION, KIND, ServingSLO
 
-from headway_operator.targets import Target
+from headway_operator.targets import ResolvedTarget
 
 DELETION_COST = "-1000"
 """Of a replica to be given up: any other has 0."""
@@ -38,7 +38,7 @@ def policy_key(name: str) -> str:
     return f"{name}.json"
 
 
-def policy(target: Target, knobs: Knobs, cordoned: tuple[str, ...], revision: int) -> Policy:
+def policy(target: ResolvedTarget, knobs: Knobs, cordoned: tuple[str, ...], revision: int) -> Policy:
     """The policy that this object and these decisions make."""
     slo = target.slo
     endpoint = Endpoint(f"{slo.service_name}.{slo.namespace}.svc", slo.service_port, target.service.control_port)

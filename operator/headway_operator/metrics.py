@@ -37,7 +37,7 @@ CONDITION = Gauge(
 )
 
 
-class Server:
+class HealthServer:
     """/metrics and /healthz in a thread of their own: they answer while the loop is busy, and say so when it hangs."""
 
     def __init__(self, host: str, port: int, healthy: Callable[[], str | None]) -> None:

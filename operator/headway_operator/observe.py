@@ -18,20 +18,20 @@ from headway_core.contract import (
     GatewayReport,
     Knobs,
     Policy,
-    PoolBooks,
+    PoolReport,
     RuntimeReport,
     load_gateway_report,
     load_runtime_report,
 )
 from headway_core.errors import DocumentError
-from headway_core.planning.snapshot import Phase, Replica, Snapshot
-from headway_core.planning.traffic import TrafficBook
+from headway_core.planning.snapshot import ObservedReplica, Phase, Snapshot
+from headway_core.planning.traffic_window import TrafficWindow
 
 from headway_operator import report_reader
 from headway_operator.metrics import POLLS
 from headway_operator.resources import Pod
 from headway_operator.settings import Settings
-from headway_operator.targets import Target
+from headway_operator.targets import ResolvedTarget
 
 LARGEST_REPORT = 1 << 20
 """Bytes; a report is some kilobytes."""
@@ -45,7 +45,7 @@ R = TypeVar("R", RuntimeReport, GatewayReport)
 
 
 @dataclass(frozen=True, slots=True)
-class Heard(Generic[R]):
+class ReceivedReport(Generic[R]):
     """A report and when it was received, seconds of the observer's clock."""
 
     report: R
@@ -59,11 +59,11 @@ class Observer:
         self._settings = settings
         self._clock = clock
         self._turn = asyncio.Semaphore(settings.concurrency)
-        self._runtimes: dict[str, Heard[RuntimeReport]] = {}
-        self._gateways: dict[str, Heard[GatewayReport]] = {}
+        self._runtimes: dict[str, ReceivedReport[RuntimeReport]] = {}
+        self._gateways: dict[str, ReceivedReport[GatewayReport]] = {}
         self._asked: dict[str, tuple[float, asyncio.Task[None]]] = {}
 
-    async def poll(self, target: Target, *, impatient: bool = False) -> None:
+    async def poll(self, target: ResolvedTarget, *, impatient: bool = False) -> None:
         """Asks every pod of the target that has an address; an answer of just now serves whoever shares the pod."""
         age = min(IMPATIENT, self._settings.interval / 2) if impatient else self._settings.interval * SHARED
         await asyncio.gather(
@@ -78,11 +78,11 @@ class Observer:
             for uid in heard.keys() - keep:
                 del heard[uid]
 
-    def runtime(self, pod: Pod) -> Heard[RuntimeReport] | None:
+    def runtime(self, pod: Pod) -> ReceivedReport[RuntimeReport] | None:
         """The last report of a runtime pod."""
         return self._runtimes.get(pod.uid)
 
-    def gateway(self, pod: Pod) -> Heard[GatewayReport] | None:
+    def gateway(self, pod: Pod) -> ReceivedReport[GatewayReport] | None:
         """The last report of a gateway pod, when it is not stale."""
         heard = self._gateways.get(pod.uid)
         return heard if heard is not None and self._clock() - heard.at <= self._settings.stale_after else None
@@ -100,9 +100,9 @@ class Observer:
             async with self._turn, asyncio.timeout(self._settings.report_timeout):
                 text = await report_reader.get(pod.ip, pod.control_port, PATH_LOAD, longest=LARGEST_REPORT)
             if kind == "runtime":
-                self._runtimes[pod.uid] = Heard(load_runtime_report(text), self._clock())
+                self._runtimes[pod.uid] = ReceivedReport(load_runtime_report(text), self._clock())
             else:
-                self._gateways[pod.uid] = Heard(load_gateway_report(text), self._clock())
+                self._gateways[pod.uid] = ReceivedReport(load_gateway_report(text), self._clock())
         except (OSError, EOFError, DocumentError) as error:  # TimeoutError is an OSError
             POLLS.labels(kind, "failed").inc()
             log.debug("%s %s/%s: %s", kind, pod.namespace, pod.name, error)
@@ -139,7 +139,7 @@ class Known:
 
 
 def observe(
-    target: Target, observer: Observer, book: TrafficBook, known: Known, *, stale_after: float, now: float
+    target: ResolvedTarget, observer: Observer, book: TrafficWindow, known: Known, *, stale_after: float, now: float
 ) -> Observation:
     """One observation from what the observer heard; `book` is the target's traffic so far and takes this reading."""
     heard = {pod.name: voice for pod in target.gateways if (voice := observer.gateway(pod))}
@@ -180,19 +180,19 @@ def observe(
     )
 
 
-def _books(report: GatewayReport, target: Target) -> PoolBooks | None:
+def _books(report: GatewayReport, target: ResolvedTarget) -> PoolReport | None:
     return next((pool for pool in report.pools if pool.pool == target.slo.target_name), None)
 
 
-def _obeys(pool: PoolBooks | None, policy: Policy | None) -> bool:
+def _obeys(pool: PoolReport | None, policy: Policy | None) -> bool:
     """A gateway that has not read the policy may still send to whoever is cordoned in it."""
     if policy is None or not policy.cordoned:
         return True
     return pool is not None and pool.policy is not None and pool.policy.revision >= policy.revision
 
 
-def _replica(pod: Pod, heard: Heard[RuntimeReport] | None, now: float) -> Replica:
-    return Replica(
+def _replica(pod: Pod, heard: ReceivedReport[RuntimeReport] | None, now: float) -> ObservedReplica:
+    return ObservedReplica(
         name=pod.name,
         phase=pod.phase,
         report=heard.report if heard else None,

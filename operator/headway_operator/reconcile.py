@@ -11,36 +11,36 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headway_core.contract import GROUP, PLURAL, VERSION, Knobs, Policy
+from headway_core.planning.conditions import Condition
 from headway_core.planning.plan import Memory, Plan, SetKnobs, plan
-from headway_core.planning.traffic import TrafficBook
-from headway_core.planning.verdicts import Verdict
+from headway_core.planning.traffic_window import TrafficWindow
 from headway_core.slo import Mode, ServingSLO
 
 from headway_operator import status
 from headway_operator.access import Access
-from headway_operator.acknowledgement import acknowledged_replicas, paused
 from headway_operator.apply import Applier, NotLeading
 from headway_operator.autoscalers import Autoscalers
+from headway_operator.cache import Cache, Key
 from headway_operator.enforce import Enforcer, Progress, scaling_rights
 from headway_operator.events import Events
-from headway_operator.kube import ApiError, Kube
+from headway_operator.kube import Kube, KubeError
 from headway_operator.metrics import CONDITION
 from headway_operator.observe import Known, Observation, Observer, observe
+from headway_operator.policy_ack import acknowledged_replicas, paused
 from headway_operator.settings import Settings
-from headway_operator.status import Decision, Figures
-from headway_operator.store import Key, Store
-from headway_operator.targets import Target, other_operator, resolve
+from headway_operator.status import Decision, StatusFigures
+from headway_operator.targets import ResolvedTarget, other_operator, resolve
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Record:
+class ObjectState:
     """What one object's looks remember. A fresh one is always right: everything else is found in the cluster again."""
 
     began: float
     memory: Memory = Memory()
-    book: TrafficBook | None = None
+    book: TrafficWindow | None = None
     progress: Progress = field(default_factory=Progress)
     refreshed: float = 0.0
     """When figures were written last; a new record counts from its beginning."""
@@ -51,7 +51,7 @@ class Record:
     """An acknowledgement is due any moment."""
     left_to: str | None = None
     """The other operator that manages it."""
-    cordoned: Target | None = None
+    cordoned: ResolvedTarget | None = None
     """Set while its policy cordons somebody."""
 
 
@@ -62,7 +62,7 @@ class Reconciler:
         self,
         settings: Settings,
         kube: Kube,
-        store: Store,
+        store: Cache,
         *,
         observer: Observer,
         applier: Applier,
@@ -80,7 +80,7 @@ class Reconciler:
         self._autoscalers = Autoscalers(kube)
         self._events = Events(kube, settings.identity, clock)
 
-    async def look(self, key: Key, record: Record, access: Access) -> float:
+    async def look(self, key: Key, record: ObjectState, access: Access) -> float:
         """One look; returns the seconds until the next. Raises ApiError when the API server failed for now, NotLeading,
         nothing else."""
         document = self._store.slos.get(*key)
@@ -98,11 +98,11 @@ class Reconciler:
         resolution = resolve(document, self._store, access)
         if resolution.target is None:
             undecided = [
-                Verdict(kind, None, "TargetNotResolved", "not judged while the target is not resolved")
+                Condition(kind, None, "TargetNotResolved", "not judged while the target is not resolved")
                 for kind in status.UNDECIDED
             ]
             verdicts = [resolution.accepted, resolution.resolved, *undecided]
-            await self._report(document, record, access, resolution.slo, verdicts, Figures(), [])
+            await self._report(document, record, access, resolution.slo, verdicts, StatusFigures(), [])
             return self._settings.interval
         target = resolution.target
         await self._observer.poll(target, impatient=record.waiting)
@@ -137,22 +137,22 @@ class Reconciler:
         await self._report(document, record, access, target.slo, verdicts, figures, outcome.decisions)
         return min(self._settings.interval, outcome.again)
 
-    def _book(self, record: Record, slo: ServingSLO) -> TrafficBook:
+    def _book(self, record: ObjectState, slo: ServingSLO) -> TrafficWindow:
         book = record.book
         if book is None or (book.pool, book.window) != (slo.target_name, slo.window):
-            book = record.book = TrafficBook(slo.target_name, slo.window)
+            book = record.book = TrafficWindow(slo.target_name, slo.window)
             record.began = self._clock()
         return book
 
-    async def _read_policy(self, target: Target, now: float) -> tuple[Policy | None, ApiError | None]:
+    async def _read_policy(self, target: ResolvedTarget, now: float) -> tuple[Policy | None, KubeError | None]:
         try:
             return (await self._applier.config_map(target, now)).policy(target.slo.name), None
-        except ApiError as error:
+        except KubeError as error:
             if error.transient:
                 raise
             return None, error
 
-    async def _autoscaler(self, target: Target, access: Access, now: float) -> str | None:
+    async def _autoscaler(self, target: ResolvedTarget, access: Access, now: float) -> str | None:
         if target.slo.bounds.replicas is None or not access.may(
             target.slo.namespace, "list", "horizontalpodautoscalers"
         ):
@@ -161,13 +161,13 @@ class Reconciler:
 
     def _figures(
         self,
-        target: Target,
+        target: ResolvedTarget,
         observation: Observation,
         wanted: Plan,
         policy: Policy | None,
         document: Mapping[str, Any],
-        record: Record,
-    ) -> Figures:
+        record: ObjectState,
+    ) -> StatusFigures:
         slo, snapshot = target.slo, observation.snapshot
         before = document.get("status") or {}
         warm = self._clock() - record.began >= slo.window
@@ -175,7 +175,7 @@ class Reconciler:
         replicas = wanted.replicas
         if not warm:  # what was wanted before outweighs what is not known yet
             replicas = max(replicas or 0, (before.get("desired") or {}).get("replicas") or 0)
-        return Figures(
+        return StatusFigures(
             replicas=snapshot.scale,
             ready=len(snapshot.serving),
             traffic=snapshot.traffic,
@@ -191,11 +191,11 @@ class Reconciler:
     async def _report(
         self,
         document: Mapping[str, Any],
-        record: Record,
+        record: ObjectState,
         access: Access,
         slo: ServingSLO | None,
-        verdicts: list[Verdict],
-        figures: Figures,
+        verdicts: list[Condition],
+        figures: StatusFigures,
         decisions: list[Decision],
     ) -> None:
         """Writes the status when that is due, and tells what changed."""
@@ -214,7 +214,7 @@ class Reconciler:
         path = f"/apis/{GROUP}/{VERSION}/namespaces/{metadata['namespace']}/{PLURAL}/{metadata['name']}/status"
         try:
             answer = await self._kube.patch(path, {"status": status.merge_patch(before, after)})
-        except ApiError as error:
+        except KubeError as error:
             if error.forbidden:
                 await self._events.warn(
                     document, "MissingPermission", f"the status cannot be written: {error.message}", at
@@ -226,19 +226,19 @@ class Reconciler:
         self._store.slos.put(answer)
         await self._events.tell(document, verdicts, decisions, before, at)
 
-    def _show(self, metadata: Mapping[str, Any], verdicts: list[Verdict], record: Record) -> None:
+    def _show(self, metadata: Mapping[str, Any], verdicts: list[Condition], record: ObjectState) -> None:
         for verdict in verdicts:
             record.shown.add(verdict.kind)
             CONDITION.labels(metadata["namespace"], metadata["name"], verdict.kind).set(
                 -1 if verdict.holds is None else int(verdict.holds)
             )
 
-    def _hide(self, key: Key, record: Record) -> None:
+    def _hide(self, key: Key, record: ObjectState) -> None:
         for kind in record.shown:
             CONDITION.remove(*key, kind)
         record.shown.clear()
 
-    async def forget(self, key: Key, record: Record) -> None:
+    async def forget(self, key: Key, record: ObjectState) -> None:
         """The object is gone: its figures leave /metrics, and knobs and replicas stay. Only who was cordoned gets
         requests again.
 
@@ -274,29 +274,31 @@ def _recommendations(wanted: Plan, document: Mapping[str, Any]) -> list[Decision
     return made
 
 
-def _about_scaling(verdict: Verdict, slo: ServingSLO, refused: ApiError | None, access: Access) -> Verdict:
+def _about_scaling(verdict: Condition, slo: ServingSLO, refused: KubeError | None, access: Access) -> Condition:
     """ScalingActive, knowing also what may be and was carried out."""
     if not verdict.holds:
         return verdict
     lacking = ", ".join(scaling_rights(access, slo))
     if paused(slo):
-        return Verdict(verdict.kind, False, "Paused", "the object is paused: replicas stay as they are")
+        return Condition(verdict.kind, False, "Paused", "the object is paused: replicas stay as they are")
     if slo.mode is not Mode.ENFORCE:
-        return Verdict(verdict.kind, False, "NotEnforced", f"spec.mode is {slo.mode.value}: replicas stay as they are")
+        return Condition(
+            verdict.kind, False, "NotEnforced", f"spec.mode is {slo.mode.value}: replicas stay as they are"
+        )
     if lacking:
-        return Verdict(verdict.kind, False, "Forbidden", f"the operator's account may not {lacking}: grant it")
+        return Condition(verdict.kind, False, "Forbidden", f"the operator's account may not {lacking}: grant it")
     if refused is not None:
-        return Verdict(verdict.kind, False, "Refused", f"the scale could not be set: {refused.message}")
+        return Condition(verdict.kind, False, "Refused", f"the scale could not be set: {refused.message}")
     return verdict
 
 
-def _as_asked(slo: ServingSLO | None) -> Verdict:
+def _as_asked(slo: ServingSLO | None) -> Condition:
     if slo is not None and paused(slo):
-        return Verdict("Ready", True, "Paused", "paused: promises are measured and nothing is applied")
+        return Condition("Ready", True, "Paused", "paused: promises are measured and nothing is applied")
     mode = slo.mode if slo is not None else Mode.ENFORCE
     words = {
         Mode.OBSERVE: ("Observing", "promises are measured; nothing is recommended or applied"),
         Mode.RECOMMEND: ("Recommending", "status.desired says what would be set; nothing is applied"),
         Mode.ENFORCE: ("Enforcing", "knobs and replicas are managed within spec.bounds"),
     }
-    return Verdict("Ready", True, *words[mode])
+    return Condition("Ready", True, *words[mode])

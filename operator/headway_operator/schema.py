@@ -13,7 +13,7 @@ from typing import Any
 from headway_core.contract import GROUP, VERSION
 from headway_core.slo import KIND
 
-from headway_operator.kube import ApiError, Kube
+from headway_operator.kube import Kube, KubeError
 
 UPGRADE = "kubectl apply --server-side -f crds/servingslos.headway.dev.yaml"
 
@@ -70,7 +70,7 @@ async def served(kube: Kube) -> Served:
     missing = Served(False, f"the ServingSLO CRD is not installed: {UPGRADE}")
     try:
         document = await kube.get(f"/openapi/v3/apis/{GROUP}/{VERSION}")
-    except ApiError as error:
+    except KubeError as error:
         if error.missing:
             return missing
         raise

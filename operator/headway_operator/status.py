@@ -15,8 +15,8 @@ from typing import Any
 
 from headway_core.contract import Knobs
 from headway_core.durations import format_duration
+from headway_core.planning.conditions import Condition
 from headway_core.planning.snapshot import ClassTraffic, Traffic
-from headway_core.planning.verdicts import Verdict
 from headway_core.slo import PriorityClass, ServingSLO
 
 REFRESH = 30.0
@@ -47,7 +47,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class StatusFigures:
     """The parts of a status beside conditions and decisions; None: nothing can be said now."""
 
     replicas: int | None = None
@@ -64,30 +64,30 @@ class Figures:
     acknowledged: int | None = None
 
 
-def ready(verdicts: Iterable[Verdict], missing: Iterable[str], otherwise: Verdict) -> Verdict:
+def ready(verdicts: Iterable[Condition], missing: Iterable[str], otherwise: Condition) -> Condition:
     """Ready: the first condition that keeps the object from being managed as it asks; `otherwise` when there is
     none."""
     known = {verdict.kind: verdict for verdict in verdicts}
     for kind in ("Accepted", "TargetResolved"):
         if kind in known and known[kind].holds is not True:
-            return Verdict("Ready", known[kind].holds, known[kind].reason, known[kind].message)
+            return Condition("Ready", known[kind].holds, known[kind].reason, known[kind].message)
     rights = ", ".join(missing)
     if rights:
-        return Verdict(
+        return Condition(
             "Ready", False, "MissingPermission", f"the operator's account may not {rights}: grant it; the rest goes on"
         )
     for kind, excused in (("MetricsAvailable", ()), ("Feasible", ()), ("KnobsApplied", ("NotEnforced", "Paused"))):
         verdict = known.get(kind)
         if verdict is not None and verdict.holds is False and verdict.reason not in excused:
-            return Verdict("Ready", False, verdict.reason, verdict.message)
+            return Condition("Ready", False, verdict.reason, verdict.message)
     metrics = known.get("MetricsAvailable")
     if metrics is not None and metrics.holds is None:
-        return Verdict("Ready", None, metrics.reason, metrics.message)
+        return Condition("Ready", None, metrics.reason, metrics.message)
     return otherwise
 
 
 def conditions(
-    verdicts: Iterable[Verdict], before: Mapping[str, Any], generation: int, now: str
+    verdicts: Iterable[Condition], before: Mapping[str, Any], generation: int, now: str
 ) -> list[dict[str, Any]]:
     """The verdicts as conditions; lastTransitionTime moves only when the status does."""
     old = {condition["type"]: condition for condition in before.get("conditions") or ()}
@@ -109,7 +109,7 @@ def conditions(
     return made
 
 
-def keep_while_warming(verdicts: Iterable[Verdict], before: Mapping[str, Any], generation: int) -> list[Verdict]:
+def keep_while_warming(verdicts: Iterable[Condition], before: Mapping[str, Any], generation: int) -> list[Condition]:
     """In the first window after a start, what was known before outweighs what is not known yet: a restart changes no
     condition.
 
@@ -118,13 +118,13 @@ def keep_while_warming(verdicts: Iterable[Verdict], before: Mapping[str, Any], g
     """
     old = {condition["type"]: condition for condition in before.get("conditions") or ()}
 
-    def kept(verdict: Verdict) -> Verdict:
+    def kept(verdict: Condition) -> Condition:
         known = old.get(verdict.kind, {})
         counted = verdict.kind in ("SLOMet", "WithinBounds") or verdict.reason in ("FirstReading", "NoTraffic")
         said = known.get("status") in ("True", "False") and known.get("observedGeneration") == generation
         if not counted or not said or verdict.holds is False:
             return verdict
-        return Verdict(verdict.kind, known["status"] == "True", known["reason"], known["message"])
+        return Condition(verdict.kind, known["status"] == "True", known["reason"], known["message"])
 
     return [kept(verdict) for verdict in verdicts]
 
@@ -132,7 +132,7 @@ def keep_while_warming(verdicts: Iterable[Verdict], before: Mapping[str, Any], g
 def build(
     slo: ServingSLO | None,
     listed: list[dict[str, Any]],
-    figures: Figures,
+    figures: StatusFigures,
     decisions: list[dict[str, Any]],
     before: Mapping[str, Any],
     generation: int,

@@ -8,16 +8,16 @@ from typing import Any
 
 from headway_core.contract import LABEL_RUNTIME, policy_config_map
 from headway_core.errors import SpecError
-from headway_core.planning.verdicts import Verdict
+from headway_core.planning.conditions import Condition
 from headway_core.slo import ServingSLO
 
 from headway_operator.access import Access
+from headway_operator.cache import Cache
 from headway_operator.resources import Deployment, Pod, Service
-from headway_operator.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ResolvedTarget:
     """Everything that one accepted ServingSLO points at."""
 
     slo: ServingSLO
@@ -37,13 +37,13 @@ class Target:
 class Resolution:
     """The outcome: `target` when both conditions hold, `slo` as soon as the spec could be read."""
 
-    accepted: Verdict
-    resolved: Verdict
+    accepted: Condition
+    resolved: Condition
     slo: ServingSLO | None = None
-    target: Target | None = None
+    target: ResolvedTarget | None = None
 
 
-def other_operator(document: Mapping[str, Any], store: Store, own: str) -> str | None:
+def other_operator(document: Mapping[str, Any], store: Cache, own: str) -> str | None:
     """The operator that the object's gateway names, when it is not `own`: two releases in one namespace each serve
     their own gateway."""
     reference = (document.get("spec") or {}).get("gatewayRef")
@@ -52,16 +52,16 @@ def other_operator(document: Mapping[str, Any], store: Store, own: str) -> str |
     return gateway.operator if gateway is not None and gateway.operator not in ("", own) else None
 
 
-def resolve(document: Mapping[str, Any], store: Store, access: Access) -> Resolution:
+def resolve(document: Mapping[str, Any], store: Cache, access: Access) -> Resolution:
     """Validates the object and finds its target, Service, gateway and pods among what the watches have shown."""
-    unresolved = Verdict(
+    unresolved = Condition(
         "TargetResolved", None, "NotAccepted", "the object is not accepted, so its target was not looked for"
     )
     try:
         slo = ServingSLO.parse(document)
     except SpecError as error:
         return Resolution(
-            Verdict("Accepted", False, "InvalidSpec", f"{error}; the last good settings stay"), unresolved
+            Condition("Accepted", False, "InvalidSpec", f"{error}; the last good settings stay"), unresolved
         )
     owner = store.owner(slo.namespace, slo.target_name)
     if owner not in (None, slo.name):
@@ -69,17 +69,17 @@ def resolve(document: Mapping[str, Any], store: Store, access: Access) -> Resolu
             f"Deployment {slo.target_name} belongs to the older ServingSLO {owner}: delete one of the "
             "two, or point this one elsewhere"
         )
-        return Resolution(Verdict("Accepted", False, "TargetOwned", message), unresolved, slo)
-    accepted = Verdict("Accepted", True, "Accepted", "the spec is valid and the target is its own")
+        return Resolution(Condition("Accepted", False, "TargetOwned", message), unresolved, slo)
+    accepted = Condition("Accepted", True, "Accepted", "the spec is valid and the target is its own")
     found = _find(slo, store, access)
-    if isinstance(found, Target):
+    if isinstance(found, ResolvedTarget):
         where = f"Deployment {slo.target_name}, Service {slo.service_name} and gateway {found.gateway} are there"
-        return Resolution(accepted, Verdict("TargetResolved", True, "Resolved", where), slo, found)
+        return Resolution(accepted, Condition("TargetResolved", True, "Resolved", where), slo, found)
     reason, message = found
-    return Resolution(accepted, Verdict("TargetResolved", False, reason, message), slo)
+    return Resolution(accepted, Condition("TargetResolved", False, reason, message), slo)
 
 
-def _find(slo: ServingSLO, store: Store, access: Access) -> Target | tuple[str, str]:
+def _find(slo: ServingSLO, store: Cache, access: Access) -> ResolvedTarget | tuple[str, str]:
     lacking = access.lacks(slo.namespace, "TargetResolved")
     if lacking:
         return (
@@ -122,6 +122,6 @@ def _find(slo: ServingSLO, store: Store, access: Access) -> Target | tuple[str, 
             "GatewayNotFound",
             f"there is no Service {slo.gateway_name}: install the gateway, or correct spec.gatewayRef",
         )
-    return Target(
+    return ResolvedTarget(
         slo, deployment, service, slo.gateway_name, tuple(store.pods_behind(service)), tuple(store.pods_behind(gateway))
     )

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from headway_core.admission.admission_queue import AdmissionQueue, QueueLimits
 from headway_core.admission.controller import AdmissionController
-from headway_core.admission.load import Load, ReplicaLoad
-from headway_core.admission.queue import QueueLimits, WaitingQueue
+from headway_core.admission.pool_load import PoolLoad, ReplicaLoad
 from headway_core.admission.request import Admit, Request, Shed
 from headway_core.admission.rules import Rule
 from headway_core.slo import Objectives, PriorityClass, TtftObjective
@@ -106,7 +106,7 @@ class _Fifo:
             anticipate=config.anticipate,
             seed=config.seed,
         )
-        self.queue = WaitingQueue(QueueLimits(_MANY, _MANY, float(_MANY)))
+        self.queue = AdmissionQueue(QueueLimits(_MANY, _MANY, float(_MANY)))
         self.result = FifoResult(len(trace))
         self.free_at = 0.0
         self.expected_free = 0.0
@@ -130,7 +130,7 @@ class _Fifo:
             if request is None:
                 raise AssertionError("a queue that is not empty has a next")
             at = max(self.free_at, request.arrival)
-            refused = self.controller.turn(request, Load((self._server(at),), self.queue.order()), self.slo, at)
+            refused = self.controller.turn(request, PoolLoad((self._server(at),), self.queue.order()), self.slo, at)
             self.queue.leave(request.request_id)
             if refused is None:
                 self._start(request, at)
@@ -140,7 +140,7 @@ class _Fifo:
 
     def _arrive(self, request: Request, now: float) -> None:
         self.controller.offered(request, now)
-        load = Load((self._server(now),), self.queue.order())
+        load = PoolLoad((self._server(now),), self.queue.order())
         decision = self.controller.decide(request, load, self.slo, now)
         if isinstance(decision, Shed):
             self.result.shed_on_arrival += 1

@@ -6,14 +6,20 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from headway_core.batching.load import Load
-from headway_core.batching.plan import Event, IterationPlan, IterationResult, Limits, Outcome
-from headway_core.batching.policies import DynamicSplit, Fcfs, Policy, PriorityPreemptive, ShortestJobFirst
+from headway_core.batching.plan import Event, ItemResult, IterationPlan, IterationResult, Limits
 from headway_core.batching.scheduler import Scheduler
+from headway_core.batching.scheduler_load import SchedulerLoad
+from headway_core.batching.scheduling_policies import (
+    Fcfs,
+    PriorityPreemptive,
+    SchedulingPolicy,
+    ShortestJobFirst,
+    SloAware,
+)
 from headway_core.batching.sequence import Sequence
-from headway_core.contract import Capacity, Knobs, LoadHint, ReplicaState, RuntimeReport, StepTimeReport
+from headway_core.contract import EngineLimits, Knobs, LoadHint, ReplicaState, RuntimeReport, StepTimeReport
+from headway_core.engine_rates import EngineRates
 from headway_core.latency import StepTimeModel
-from headway_core.rates import EngineRates
 from headway_core.slo import PriorityClass
 
 from headway_sim.traces import MOONCAKE_BLOCK, TraceRequest
@@ -62,7 +68,7 @@ class _Running:
     plan: IterationPlan
     began: float
     ends: float
-    during: Load
+    during: SchedulerLoad
 
 
 @dataclass(slots=True)
@@ -135,7 +141,7 @@ class SimReplica:
         self._running = None
         seconds = running.ends - running.began
         self.busy_seconds += seconds
-        outcomes = tuple(Outcome(item.seq_id, item.epoch, False) for item in running.plan.items if item.samples)
+        outcomes = tuple(ItemResult(item.seq_id, item.epoch, False) for item in running.plan.items if item.samples)
         events = self._scheduler.complete(IterationResult(running.plan.plan_id, outcomes, seconds), now)
         finished, released = self._scheduler.counters.finished, self._scheduler.released_blocks
         self._rates.observe(
@@ -179,7 +185,7 @@ class SimReplica:
             seq=self._seq,
             at=now,
             state=ReplicaState.READY,
-            capacity=Capacity(
+            capacity=EngineLimits(
                 max_num_seqs=config.max_num_seqs,
                 prefill_token_budget=config.prefill_token_budget,
                 max_model_len=config.num_blocks * config.block_size,
@@ -218,10 +224,10 @@ class SimReplica:
         )
 
 
-def _policy(name: str, model: StepTimeModel) -> Policy:
-    policies: dict[str, Policy] = {
+def _policy(name: str, model: StepTimeModel) -> SchedulingPolicy:
+    policies: dict[str, SchedulingPolicy] = {
         "priority": PriorityPreemptive(),
-        "dynamic-split": DynamicSplit(step_times=model),
+        "dynamic-split": SloAware(step_times=model),
         "sjf": ShortestJobFirst(),
         "fcfs": Fcfs(),
     }

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from headway_core.admission import Comparison
+from headway_core.admission import PredictionSample
 from headway_core.histogram import LogHistogram
 
 from headway_sim.attempt import Attempt
-from headway_sim.simulation import Run
+from headway_sim.simulation import SimulationRun
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RunFigures:
     """One group of requests. Shares are over all offered: shed and failed ones are misses. None: nothing to tell
     from."""
 
@@ -46,7 +46,7 @@ class Figures:
     itl_p99: float | None
 
     @classmethod
-    def of(cls, attempts: Sequence[Attempt], seconds: float) -> Figures:
+    def of(cls, attempts: Sequence[Attempt], seconds: float) -> RunFigures:
         """Figures of these attempts, from a run of so many seconds."""
         admitted = [attempt for attempt in attempts if attempt.admitted]
         shed: dict[str, int] = {}
@@ -91,7 +91,7 @@ class ErrorFigures:
     p95: float | None
 
     @classmethod
-    def of(cls, comparisons: Iterable[Comparison]) -> ErrorFigures:
+    def of(cls, comparisons: Iterable[PredictionSample]) -> ErrorFigures:
         """Of these comparisons."""
         errors = [comparison.error for comparison in comparisons]
         return cls(
@@ -108,9 +108,9 @@ class SimulationReport:
     """Everything that a run is judged by."""
 
     seconds: float
-    total: Figures
-    classes: dict[str, Figures]
-    quartiles: tuple[Figures, ...]
+    total: RunFigures
+    classes: dict[str, RunFigures]
+    quartiles: tuple[RunFigures, ...]
     """By prompt length, the shortest first."""
     error_admitted: ErrorFigures
     error_shed: ErrorFigures
@@ -121,16 +121,18 @@ class SimulationReport:
     busy: tuple[float, ...]
 
     @classmethod
-    def of(cls, run: Run) -> SimulationReport:
+    def of(cls, run: SimulationRun) -> SimulationReport:
         """The figures of a run."""
         names = dict.fromkeys(attempt.slo.name for attempt in run.attempts)
         served = run.prefilled_tokens + run.cached_tokens
         return cls(
             seconds=run.seconds,
-            total=Figures.of(run.attempts, run.seconds),
-            classes={name: Figures.of([a for a in run.attempts if a.slo.name == name], run.seconds) for name in names},
+            total=RunFigures.of(run.attempts, run.seconds),
+            classes={
+                name: RunFigures.of([a for a in run.attempts if a.slo.name == name], run.seconds) for name in names
+            },
             quartiles=tuple(
-                Figures.of([a for a in run.attempts if a.quartile == quartile], run.seconds) for quartile in range(4)
+                RunFigures.of([a for a in run.attempts if a.quartile == quartile], run.seconds) for quartile in range(4)
             ),
             error_admitted=ErrorFigures.of(comparison for comparison in run.comparisons if not comparison.shed),
             error_shed=ErrorFigures.of(comparison for comparison in run.comparisons if comparison.shed),

@@ -11,7 +11,7 @@ from headway_core.admission import QueueLimits, Rule
 from headway_core.errors import InvalidInput
 
 from headway_sim.attempt import Attempt
-from headway_sim.simulation import Run, SimulationConfig, simulate
+from headway_sim.simulation import SimulationConfig, SimulationRun, simulate
 from headway_sim.traces import TraceRequest, at_rate
 
 UNBOUNDED = QueueLimits(requests=1 << 30, bytes=1 << 50, seconds=1e9)
@@ -51,7 +51,7 @@ def capacity(lengths: Sequence[TraceRequest], config: SimulationConfig, seconds:
     return served / (whole.seconds - begun.seconds)
 
 
-def _flooded(flood: Sequence[TraceRequest], config: SimulationConfig, until: float) -> Run:
+def _flooded(flood: Sequence[TraceRequest], config: SimulationConfig, until: float) -> SimulationRun:
     """The flood through an open door, to the instant `until`."""
     drain = until - flood[-1].at
     return simulate(flood, replace(config, rule=Rule.OPEN, queue=UNBOUNDED, retries=0, slowdowns=(), drain=drain))
@@ -106,7 +106,7 @@ class CycleFigures:
     mean_retry_after: float | None
 
     @classmethod
-    def of(cls, run: Run, period: float, cycles: int, capacity: float) -> CycleFigures:
+    def of(cls, run: SimulationRun, period: float, cycles: int, capacity: float) -> CycleFigures:
         """Of a run over `alternating` with two rates, the first of which is the overload."""
 
         end = 2 * period * cycles

@@ -1,6 +1,6 @@
 """`simulate`: a trace through the real door and the real schedulers, under a virtual clock.
 
-The gateway side is `headway_core.admission.Door`, asked exactly as a gateway asks it; the replicas are
+The gateway side is `headway_core.admission.PoolAdmission`, asked exactly as a gateway asks it; the replicas are
 `replica.SimReplica`. Between them lies half a round trip each way. Load reports are polled, and ride on responses.
 """
 
@@ -15,15 +15,15 @@ from typing import Any
 
 from headway_core.admission import (
     AdmissionController,
-    Answers,
-    Comparison,
+    AdmissionQueue,
+    AdmissionResult,
     Dispatch,
-    Door,
     Fleet,
+    PoolAdmission,
+    PredictionSample,
     QueueLimits,
     Request,
     Rule,
-    WaitingQueue,
 )
 from headway_core.batching.plan import EventKind
 from headway_core.contract import LoadHint, RuntimeReport
@@ -82,11 +82,11 @@ class SimulationConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulationRun:
     """What a simulation leaves behind: every attempt in order of arrival, and what was compared."""
 
     attempts: tuple[Attempt, ...]
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[PredictionSample, ...]
     seconds: float
     """Of the virtual clock."""
     prefilled_tokens: int
@@ -100,7 +100,7 @@ def simulate(
     trace: Sequence[TraceRequest],
     config: SimulationConfig = SimulationConfig(),
     progress: Callable[[float], None] | None = None,
-) -> Run:
+) -> SimulationRun:
     """Runs the trace; the same arguments give the same run. `progress` hears the share of its requests that have come,
     as they come."""
     return _Simulation(trace, config, progress).run()
@@ -115,18 +115,18 @@ class _Simulation:
         self._offered = len(trace)
         self._come_so_far = 0
         self.rng = random.Random(config.seed)
-        self.door = Door(
+        self.door = PoolAdmission(
             config.classes,
             "gateway",
             controller=AdmissionController(
                 config.rule, margin=config.margin, by_tokens=config.by_tokens, seed=config.seed
             ),
-            queue=WaitingQueue(config.queue),
+            queue=AdmissionQueue(config.queue),
             fleet=Fleet("gateway", config.poll_interval),
         )
         self.replicas: dict[str, SimReplica] = {}
         self.attempts: list[Attempt] = []
-        self.comparisons: list[Comparison] = []
+        self.comparisons: list[PredictionSample] = []
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
         self._ticking = False
@@ -145,14 +145,14 @@ class _Simulation:
         for at, factor in config.slowdowns:
             self._at(at, self._slow_down, factor)
 
-    def run(self) -> Run:
+    def run(self) -> SimulationRun:
         end = self._last_arrival + self.config.drain
         now = 0.0
         while self._events and self._events[0][0] <= end and (self._coming or self._unfinished):
             now, _, act, arguments = heapq.heappop(self._events)
             act(*arguments, now)
         replicas = self.replicas.values()
-        return Run(
+        return SimulationRun(
             attempts=tuple(self.attempts),
             comparisons=tuple(self.comparisons),
             seconds=now,
@@ -196,7 +196,7 @@ class _Simulation:
         attempt.predicted = self.door.predicted(attempt.number)
         self._act(answers, now)
 
-    def _act(self, answers: Answers, now: float) -> None:
+    def _act(self, answers: AdmissionResult, now: float) -> None:
         for shed in answers.shed:
             attempt = self.attempts[shed.request_id]
             self._unfinished -= 1

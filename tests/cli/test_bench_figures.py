@@ -1,13 +1,13 @@
 import pytest
 from headway_cli.bench_figures import by_class, by_prompt_quartile, figures, kept_every_deadline, percentile, summary
-from headway_cli.load_generator import Planned, PromptWriter, Record
+from headway_cli.load_generator import PlannedRequest, PromptWriter, RequestResult
 from headway_core.slo import Objectives, TpotObjective, TtftObjective
 
 PROMISE = Objectives(TtftObjective(1.0, 95, 0.0), TpotObjective(0.1, 95))
 
 
 def record(times, *, at=10.0, ok=True, status=200, tokens=None, prompt=100, name="default"):
-    made = Record(Planned(at, prompt, 8, class_name=name), sent=at)
+    made = RequestResult(PlannedRequest(at, prompt, 8, class_name=name), sent=at)
     made.status, made.prompt_tokens = status, prompt
     made.token_times = list(times)
     made.first_token = made.token_times[0] if made.token_times else None

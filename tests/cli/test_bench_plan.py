@@ -5,7 +5,7 @@ from headway_cli import bench
 from headway_cli.__main__ import main
 from headway_cli.bench_figures import figures
 from headway_cli.bench_plot import page
-from headway_cli.load_generator import Planned, Record
+from headway_cli.load_generator import PlannedRequest, RequestResult
 from headway_cli.slo_file import DEFAULT, read_slo
 from headway_cli.trace_options import choose_trace, parse_mix
 from headway_core.errors import InvalidInput
@@ -68,9 +68,9 @@ def test_a_mix_names_known_classes_and_positive_shares(mix):
 
 
 def test_the_page_stands_alone_and_escapes_names():
-    record = Record(Planned(0.0, 10, 2, class_name="interactive"), sent=0.0)
+    record = RequestResult(PlannedRequest(0.0, 10, 2, class_name="interactive"), sent=0.0)
     record.status, record.finish_reason, record.first_token, record.token_times = 200, "stop", 0.3, [0.3, 0.4]
-    lost = Record(Planned(1.0, 10, 2, class_name="interactive"), sent=1.0)
+    lost = RequestResult(PlannedRequest(1.0, 10, 2, class_name="interactive"), sent=1.0)
     lost.status = 429
     objectives = {known.name: known.objectives for known in SLO.classes}.__getitem__
     text = page("<run>", {"a & b": figures([record, lost], objectives, 0.0)}, [record, lost], objectives)

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import tiny_model
 from headway_cli.__main__ import main
+from headway_cli.linear_fit import straight_line
 from headway_cli.replica_options import on_paper, parse_coefficients
-from headway_cli.straight_line import straight_line
-from headway_core.contract import Capacity, load_runtime_report
+from headway_core.contract import EngineLimits, load_runtime_report
 
 PACE = (0.03, 0.0005, 0.002, 0.00001)
-LIMITS = Capacity(max_num_seqs=32, prefill_token_budget=512, max_model_len=4096, block_size=16, total_blocks=4096)
+LIMITS = EngineLimits(max_num_seqs=32, prefill_token_budget=512, max_model_len=4096, block_size=16, total_blocks=4096)
 SHAPES = ((0, 1, 16), (0, 8, 2000), (256, 0, 0), (64, 8, 800))
 """Prefill tokens, decodes, context tokens."""
 

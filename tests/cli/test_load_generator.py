@@ -5,7 +5,14 @@ import json
 
 import pytest
 from aiohttp import web
-from headway_cli.load_generator import Planned, PromptWriter, Target, first_model, learn_prompt_length, run_load
+from headway_cli.load_generator import (
+    BenchTarget,
+    PlannedRequest,
+    PromptWriter,
+    first_model,
+    learn_prompt_length,
+    run_load,
+)
 
 
 def event(data):
@@ -82,7 +89,9 @@ async def endpoint():
 
 async def test_every_way_a_request_can_end_is_recorded_as_what_it_was(endpoint):
     asked = [1, 2, 3, 10]
-    records = await run_load(Target(endpoint.url, "tiny"), [Planned(0.0, 5, n) for n in asked], PromptWriter())
+    records = await run_load(
+        BenchTarget(endpoint.url, "tiny"), [PlannedRequest(0.0, 5, n) for n in asked], PromptWriter()
+    )
     shed, broken, failed, good = records
     assert (shed.status, shed.shed_reason, shed.retry_after, shed.ok, shed.ttft) == (429, "slot_wait", 7, False, None)
     assert not broken.ok and broken.first_token is not None
@@ -95,7 +104,7 @@ async def test_every_way_a_request_can_end_is_recorded_as_what_it_was(endpoint):
 
 async def test_the_loop_is_open_later_requests_do_not_wait_for_earlier_ones(endpoint):
     run = asyncio.create_task(
-        run_load(Target(endpoint.url, "tiny"), [Planned(0.01 * i, 5, 50) for i in range(8)], PromptWriter())
+        run_load(BenchTarget(endpoint.url, "tiny"), [PlannedRequest(0.01 * i, 5, 50) for i in range(8)], PromptWriter())
     )
     while endpoint.open < 8:
         await asyncio.sleep(0.01)
@@ -107,8 +116,8 @@ async def test_the_loop_is_open_later_requests_do_not_wait_for_earlier_ones(endp
 
 async def test_when_told_that_it_is_enough_it_sends_nothing_more_and_waits_for_what_is_open(endpoint):
     enough = asyncio.Event()
-    planned = [Planned(0.01 * i, 5, 50) for i in range(4)] + [Planned(600.0, 5, 50)]
-    run = asyncio.create_task(run_load(Target(endpoint.url, "tiny"), planned, PromptWriter(), enough=enough))
+    planned = [PlannedRequest(0.01 * i, 5, 50) for i in range(4)] + [PlannedRequest(600.0, 5, 50)]
+    run = asyncio.create_task(run_load(BenchTarget(endpoint.url, "tiny"), planned, PromptWriter(), enough=enough))
     while endpoint.open < 4:
         await asyncio.sleep(0.01)
     enough.set()
@@ -118,14 +127,14 @@ async def test_when_told_that_it_is_enough_it_sends_nothing_more_and_waits_for_w
 
 
 async def test_an_endpoint_that_is_gone_gives_records_with_the_reason():
-    (record,) = await run_load(Target("http://127.0.0.1:9", "tiny"), [Planned(0.0, 5, 5)], PromptWriter())
+    (record,) = await run_load(BenchTarget("http://127.0.0.1:9", "tiny"), [PlannedRequest(0.0, 5, 5)], PromptWriter())
     assert not record.ok and "Connect" in record.error and record.status is None
 
 
 async def test_the_service_tier_names_the_class(endpoint):
     await run_load(
-        Target(endpoint.url, "tiny", ignore_eos=True),
-        [Planned(0.0, 5, 5, "flex", "batch"), Planned(0.0, 5, 5)],
+        BenchTarget(endpoint.url, "tiny", ignore_eos=True),
+        [PlannedRequest(0.0, 5, 5, "flex", "batch"), PlannedRequest(0.0, 5, 5)],
         PromptWriter(),
     )
     assert sorted(str(body.get("service_tier")) for body in endpoint.bodies) == ["None", "flex"]
@@ -135,7 +144,7 @@ async def test_the_service_tier_names_the_class(endpoint):
 async def test_the_server_is_asked_for_its_model_and_its_token_counts(endpoint):
     assert await first_model(endpoint.url, None) == ("tiny", 512)
     writer = PromptWriter()
-    await learn_prompt_length(Target(endpoint.url, "tiny"), writer)
+    await learn_prompt_length(BenchTarget(endpoint.url, "tiny"), writer)
     assert writer.tokens_per_word == pytest.approx(2.0)
     assert writer.fixed_tokens == pytest.approx(11.0)
     with pytest.raises(ConnectionError, match="does not answer"):

@@ -11,14 +11,14 @@ import pytest
 from headway_cli.__main__ import main
 from headway_cli.replica_options import on_paper, parse_coefficients
 from headway_core.contract import (
-    ClassBooks,
+    ClassReport,
     Endpoint,
     GatewayReport,
     Knobs,
     Mix,
     Policy,
     Pool,
-    PoolBooks,
+    PoolReport,
     ReplicaState,
     dump,
 )
@@ -150,7 +150,7 @@ def test_a_gateway_leads_to_its_replicas_and_its_demand(tmp_path, slo):
     offered = iter(range(0, 100_000, 300))
 
     def books():
-        report = PoolBooks("chat-runtime", {"default": ClassBooks(offered=next(offered))})
+        report = PoolReport("chat-runtime", {"default": ClassReport(offered=next(offered))})
         return dump(GatewayReport("g", "boot", 1, 0.0, ReplicaState.READY, (report,)))
 
     with control_port({"/load": lambda: dump(runtime)}) as behind:

@@ -3,11 +3,11 @@
 import shutil
 from dataclasses import replace
 
+from headway_cli.local_controller import LocalController
 from headway_cli.policy_writer import PolicyWriter
 from headway_cli.slo_file import DEFAULT, read_slo
-from headway_cli.steering import Steering
 
-POLICY = Steering(read_slo(DEFAULT), {}).policy()
+POLICY = LocalController(read_slo(DEFAULT), {}).policy()
 
 
 def test_what_cannot_be_written_is_said_once_and_written_when_it_can(tmp_path):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from headway_cli.slo_file import DEFAULT, read_slo
-from headway_cli.up import Deployment, _reread
+from headway_cli.up import LocalStack, _reread
 from headway_cli.up_settings import UpSettings
 
 TEXT = DEFAULT.read_text()
@@ -17,7 +17,7 @@ def deployment(tmp_path):
     path = tmp_path / "slo.yaml"
     path.write_text(TEXT)
     settings = UpSettings(tmp_path, 1, path, read_slo(path), "127.0.0.1", 1, 1, 1.0, None, ())
-    return Deployment(settings, tmp_path / "state")
+    return LocalStack(settings, tmp_path / "state")
 
 
 def target(deployment):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from headway_cli.__main__ import main
 from headway_cli.replica_options import on_paper, parse_coefficients
-from headway_core.contract import Capacity, Knobs, dump
+from headway_core.contract import EngineLimits, Knobs, dump
 
 COEFFICIENTS = "0.01,0.0001,0.0005,0.000001"
 SLO = """
@@ -95,7 +95,7 @@ def test_classes_are_judged_by_their_own_promise_and_knobs_come_from_the_planner
 
 def test_knobs_and_memory_of_a_load_report_are_those_simulated(tmp_path):
     report = on_paper(parse_coefficients(COEFFICIENTS))
-    report = replace(report, capacity=Capacity(32, 1024, 4096, 24, 40), effective=Knobs(7, 96))
+    report = replace(report, capacity=EngineLimits(32, 1024, 4096, 24, 40), effective=Knobs(7, 96))
     file = tmp_path / "replica.json"
     file.write_text(dump(report))
     run = simulated(tmp_path, "--from", str(file), "--requests", "50", "--beside", "none", "--rate", "1")

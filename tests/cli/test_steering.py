@@ -1,18 +1,18 @@
 import dataclasses
 
 import pytest
+from headway_cli.local_controller import LocalController
 from headway_cli.slo_file import DEFAULT, read_slo
-from headway_cli.steering import Steering
 from headway_core.contract import (
     MAX_REVISION,
     Acknowledgement,
-    Capacity,
-    ClassBooks,
+    ClassReport,
     Endpoint,
+    EngineLimits,
     GatewayReport,
     Knobs,
     Mix,
-    PoolBooks,
+    PoolReport,
     ReplicaState,
     RuntimeReport,
     StepTimeReport,
@@ -33,7 +33,7 @@ def runtime(**changes):
         seq=1,
         at=0.0,
         state=ReplicaState.READY,
-        capacity=Capacity(64, 512, 2048, 16, 4096),
+        capacity=EngineLimits(64, 512, 2048, 16, 4096),
         effective=Knobs(64, 512),
         running=3,
         step_time=StepTimeReport(0.02, 0.001, 0.001, 1e-6, 0.0, 0.001, 16, 500, 64, 512, 0.05),
@@ -43,7 +43,7 @@ def runtime(**changes):
 
 
 def gateway(offered, *, good=0, shed=0, boot="g"):
-    books = ClassBooks(
+    books = ClassReport(
         offered=offered,
         outcomes={"ok": offered - shed, "shed": shed},
         shed={"slot_wait": shed},
@@ -52,17 +52,17 @@ def gateway(offered, *, good=0, shed=0, boot="g"):
         ttft={bucket(0.5): offered - shed},
         queued=2,
     )
-    return GatewayReport("gw", boot, 1, 0.0, ReplicaState.READY, (PoolBooks(SLO.target_name, {"interactive": books}),))
+    return GatewayReport("gw", boot, 1, 0.0, ReplicaState.READY, (PoolReport(SLO.target_name, {"interactive": books}),))
 
 
 def test_the_first_policy_carries_the_promise_and_leaves_the_knobs_alone():
-    policy = Steering(SLO, ENDPOINTS).policy()
+    policy = LocalController(SLO, ENDPOINTS).policy()
     assert (policy.revision, policy.knobs, policy.pool.endpoints) == (1, Knobs(), tuple(ENDPOINTS.values()))
     assert policy.classes == SLO.classes
 
 
 def test_knobs_follow_the_measured_step_time_and_stay_when_nothing_changes():
-    steering = Steering(SLO, ENDPOINTS)
+    steering = LocalController(SLO, ENDPOINTS)
     changed = steering.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], 10.0)
     assert changed is not None
     assert changed.revision == 2
@@ -72,25 +72,25 @@ def test_knobs_follow_the_measured_step_time_and_stay_when_nothing_changes():
 
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
 def test_without_enforce_nothing_is_written(mode):
-    steering = Steering(dataclasses.replace(SLO, mode=mode), ENDPOINTS)
+    steering = LocalController(dataclasses.replace(SLO, mode=mode), ENDPOINTS)
     assert steering.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], 10.0) is None
     assert steering.policy().revision == 1
 
 
 def test_a_replica_without_a_mix_changes_nothing():
-    steering = Steering(SLO, ENDPOINTS)
+    steering = LocalController(SLO, ENDPOINTS)
     assert steering.observe({"replica-1": runtime(mix=None)}, gateway(0), ["replica-1"], 10.0) is None
     assert "requests finished" in steering.status(["replica-1"], 10.0).note
 
 
 def test_a_changed_promise_is_a_higher_revision_at_once():
-    steering = Steering(SLO, ENDPOINTS)
+    steering = LocalController(SLO, ENDPOINTS)
     first = steering.policy().revision
     assert steering.adopt(dataclasses.replace(SLO, window=30.0)).revision == first + 1
 
 
 def test_knobs_follow_a_changed_promise_at_once_whatever_was_estimated_for_the_old_one():
-    steering = Steering(SLO, ENDPOINTS)
+    steering = LocalController(SLO, ENDPOINTS)
     for second in range(10, 40):
         steering.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], float(second))
     before = steering.policy().knobs
@@ -103,7 +103,7 @@ def test_knobs_follow_a_changed_promise_at_once_whatever_was_estimated_for_the_o
 
 
 def test_status_differences_the_books_and_knows_no_rate_before_two_looks():
-    steering = Steering(SLO, ENDPOINTS)
+    steering = LocalController(SLO, ENDPOINTS)
     steering.observe({"replica-1": runtime()}, gateway(100, good=90, shed=10), ["replica-1"], 10.0)
     assert steering.status(["replica-1"], 10.0).classes[0].rate is None
     steering.observe({"replica-1": runtime()}, gateway(140, good=120, shed=20), ["replica-1"], 20.0)
@@ -116,7 +116,7 @@ def test_status_differences_the_books_and_knows_no_rate_before_two_looks():
 
 
 def test_a_dead_replica_is_not_counted_as_ready():
-    steering = Steering(SLO, ENDPOINTS)
+    steering = LocalController(SLO, ENDPOINTS)
     steering.observe({"replica-1": runtime()}, None, ["replica-1"], 10.0)
     assert steering.status(["replica-1"], 10.0).replicas_ready == 1
     steering.observe({}, None, [], 11.0)
@@ -129,7 +129,7 @@ def test_a_dead_replica_is_not_counted_as_ready():
 def test_a_revision_from_elsewhere_is_overtaken(mode, place):
     """Somebody edited the file: what is in force there now would be kept for good, since only higher revisions are
     taken."""
-    steering = Steering(dataclasses.replace(SLO, mode=mode), ENDPOINTS)
+    steering = LocalController(dataclasses.replace(SLO, mode=mode), ENDPOINTS)
     found = Acknowledgement(1_000, "by hand", Knobs(1, 16), {}, 0.0)
     books = gateway(0)
     if place == "gateway":
@@ -141,7 +141,7 @@ def test_a_revision_from_elsewhere_is_overtaken(mode, place):
 
 
 def test_the_highest_revision_of_all_ends_nothing():
-    steering = Steering(SLO, ENDPOINTS)
+    steering = LocalController(SLO, ENDPOINTS)
     report = runtime(policy=Acknowledgement(MAX_REVISION, "by hand", Knobs(1, 16), {}, 0.0))
     changed = steering.observe({"replica-1": report}, gateway(0), ["replica-1"], 10.0)
     assert changed is not None and changed.revision == MAX_REVISION

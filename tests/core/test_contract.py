@@ -7,17 +7,17 @@ import pytest
 from headway_core import contract
 from headway_core.contract import (
     Acknowledgement,
-    Capacity,
-    ClassBooks,
     ClassLoad,
+    ClassReport,
     Endpoint,
+    EngineLimits,
     GatewayReport,
     Knobs,
     LoadHint,
     Mix,
     Policy,
     Pool,
-    PoolBooks,
+    PoolReport,
     ReplicaState,
     RuntimeReport,
     StepTimeReport,
@@ -53,7 +53,7 @@ REPORT = RuntimeReport(
     seq=4,
     at=1.5,
     state=ReplicaState.READY,
-    capacity=Capacity(64, 512, 2048, 16, 4096),
+    capacity=EngineLimits(64, 512, 2048, 16, 4096),
     effective=Knobs(48, 512),
     policy=Acknowledgement(17, "u-1", Knobs(48, 512), {"prefillTokenBudget": "start-up capacity"}),
     classes=(ClassLoad(100, 1, 2, 300),),
@@ -69,10 +69,10 @@ GATEWAY = GatewayReport(
     at=2.0,
     state=ReplicaState.READY,
     pools=(
-        PoolBooks(
+        PoolReport(
             "chat-runtime",
             {
-                "interactive": ClassBooks(
+                "interactive": ClassReport(
                     offered=10, outcomes={"ok": 9, "shed": 1}, shed={"prefill_wait": 1}, ttft={5: 9}
                 )
             },

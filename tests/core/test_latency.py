@@ -5,7 +5,7 @@ from itertools import pairwise
 from statistics import median
 
 import pytest
-from headway_core.batching.plan import Shape
+from headway_core.batching.plan import IterationShape
 from headway_core.latency import StepTimeModel, calibration_shapes
 from headway_core.least_squares import nonnegative_least_squares
 
@@ -44,13 +44,15 @@ def chat_traffic(rng, iterations):
     for _ in range(iterations):
         rows = rng.randint(2, 24)
         prefill = rng.choice([0, 0, 0, 0, 96, 256])
-        yield Shape(prefill, prefill * prefill // 2, rows, round(rows * rng.uniform(280, 320)), rows + (prefill > 0))
+        yield IterationShape(
+            prefill, prefill * prefill // 2, rows, round(rows * rng.uniform(280, 320)), rows + (prefill > 0)
+        )
 
 
 def test_nothing_is_predicted_before_there_is_anything_to_predict_from():
     model = StepTimeModel()
     for _ in range(10):
-        model.observe(Shape(decode_rows=4, context_tokens=100, sampled_rows=4), 0.01)
+        model.observe(IterationShape(decode_rows=4, context_tokens=100, sampled_rows=4), 0.01)
     assert model.predict(GRID[0]) is None
     assert model.decode_seconds(4, 100) is None
     assert model.largest_prefill(1.0, 4, 100) is None
@@ -107,7 +109,11 @@ def test_correlated_traffic_with_outliers_does_not_spoil_what_the_grid_knew():
         seconds = truth(shape) * rng.lognormvariate(0, 0.03) * (rng.uniform(4, 10) if rng.random() < 0.02 else 1)
         model.observe(shape, seconds)
         log.append((shape, seconds))
-    far = [Shape(0, 0, 64, 64 * 2000, 64), Shape(0, 0, 4, 4 * 4000, 4), Shape(512, 512 * 256, 32, 32 * 1000, 33)]
+    far = [
+        IterationShape(0, 0, 64, 64 * 2000, 64),
+        IterationShape(0, 0, 4, 4 * 4000, 4),
+        IterationShape(512, 512 * 256, 32, 32 * 1000, 33),
+    ]
     for shape in far:
         assert model.predict(shape) == pytest.approx(truth(shape), rel=0.08)
     assert model.relative_error < 0.05
@@ -189,7 +195,7 @@ def test_a_lasting_drift_becomes_part_of_the_fit_and_of_the_report():
 
 def test_the_first_use_of_a_size_is_not_counted_and_later_ones_are():
     model = calibrated(random.Random(2))
-    fresh = Shape(prefill_tokens=1500, prefill_pairs=1500 * 750, sampled_rows=1)
+    fresh = IterationShape(prefill_tokens=1500, prefill_pairs=1500 * 750, sampled_rows=1)
     before = model.predict(fresh)
     model.observe(fresh, before * 50)
     assert model.relative_error is None
@@ -236,7 +242,7 @@ def test_the_largest_prefill_is_the_largest():
         assert tokens > 0
 
         def seconds(p, rows=rows, context=context, start=start):
-            return model.predict(Shape(p, p * (2 * start + p) // 2, rows, context, rows + (p > 0)))
+            return model.predict(IterationShape(p, p * (2 * start + p) // 2, rows, context, rows + (p > 0)))
 
         assert seconds(tokens) <= limit < seconds(tokens + 1)
     assert model.largest_prefill(0.001, 16, 5000) == 0

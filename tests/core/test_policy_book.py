@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 from headway_core.contract import Knobs, Policy, Pool, dump
-from headway_core.policy_book import PolicyBook
+from headway_core.policy_store import PolicyStore
 from headway_core.slo import Objectives, PriorityClass, TtftObjective
 
 POLICY = Policy(
@@ -21,7 +21,7 @@ def revised(revision, pool="chat"):
 
 
 def test_only_a_higher_revision_comes_into_force():
-    book = PolicyBook()
+    book = PolicyStore()
     assert book.offer({"chat.json": dump(POLICY)}, 1.0) == (POLICY,)
     assert book.offer({"chat.json": dump(POLICY)}, 2.0) == ()
     assert book.offer({"chat.json": dump(revised(4))}, 3.0) == ()
@@ -30,7 +30,7 @@ def test_only_a_higher_revision_comes_into_force():
 
 
 def test_a_broken_document_keeps_the_last_good_one_and_its_age_grows():
-    book = PolicyBook()
+    book = PolicyStore()
     book.offer({"chat.json": dump(POLICY)}, 1.0)
     for broken in (b"", b"{", b'{"revision": 9}'):
         assert book.offer({"chat.json": broken}, 5.0) == ()
@@ -46,7 +46,7 @@ def test_a_broken_document_keeps_the_last_good_one_and_its_age_grows():
 
 @pytest.mark.parametrize("revision", [2**31, 10**30, 10**4000, -1])
 def test_a_revision_that_would_shut_out_every_later_one_is_refused(revision):
-    book = PolicyBook()
+    book = PolicyStore()
     book.offer({"chat.json": dump(POLICY)}, 1.0)
     assert book.offer({"chat.json": dump(POLICY).replace('"revision":5', f'"revision":{revision}')}, 2.0) == ()
     assert "revision must be from 1 to 2147483647" in book.errors["chat.json"]
@@ -56,7 +56,7 @@ def test_a_revision_that_would_shut_out_every_later_one_is_refused(revision):
 
 
 def test_a_broken_neighbour_does_not_hold_back_the_others():
-    book = PolicyBook()
+    book = PolicyStore()
     assert book.offer({"a.json": b"junk", "b.json": dump(revised(1, "code")), "c.json": dump(POLICY)}, 0.0) == (
         revised(1, "code"),
         POLICY,
@@ -65,12 +65,12 @@ def test_a_broken_neighbour_does_not_hold_back_the_others():
 
 def test_two_documents_for_one_pool_the_higher_revision_wins_whatever_their_order():
     for names in (("a", "b"), ("b", "a")):
-        book = PolicyBook()
+        book = PolicyStore()
         book.offer({names[0]: dump(revised(7)), names[1]: dump(revised(9))}, 0.0)
         assert book.policies["chat"].revision == 9
 
 
 def test_no_policy_yet_is_unknown_and_not_revision_zero():
-    book = PolicyBook()
+    book = PolicyStore()
     assert book.acknowledgement("chat", Knobs(), {}, 0.0) is None
     assert book.age("chat", 0.0) is None

@@ -1,17 +1,19 @@
 """Rates are measured where they are a capacity, and unknown elsewhere."""
 
 import pytest
-from headway_core.batching.load import Load
-from headway_core.batching.plan import IterationPlan, Shape
-from headway_core.rates import EngineRates
+from headway_core.batching.plan import IterationPlan, IterationShape
+from headway_core.batching.scheduler_load import SchedulerLoad
+from headway_core.engine_rates import EngineRates
 
 
 def plan(prefill, budget):
-    return IterationPlan(1, (), (), Shape(prefill_tokens=prefill, decode_rows=4), prefill_budget=budget)
+    return IterationPlan(1, (), (), IterationShape(prefill_tokens=prefill, decode_rows=4), prefill_budget=budget)
 
 
 def load(free_slots):
-    return Load(at=0.0, running=4, waiting=0, free_slots=free_slots, free_blocks=9, cached_blocks=0, classes=())
+    return SchedulerLoad(
+        at=0.0, running=4, waiting=0, free_slots=free_slots, free_blocks=9, cached_blocks=0, classes=()
+    )
 
 
 def test_nothing_seen_is_unknown():

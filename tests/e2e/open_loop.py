@@ -46,7 +46,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from headway_cli.load_generator import Planned, PromptWriter, Record, Target, learn_prompt_length, run_load
+from headway_cli.load_generator import (
+    BenchTarget,
+    PlannedRequest,
+    PromptWriter,
+    RequestResult,
+    learn_prompt_length,
+    run_load,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,7 @@ class Load:
     timeout: float = 300.0
     """Seconds after which a request is given up as failed."""
 
-    def planned(self) -> list[Planned]:
+    def planned(self) -> list[PlannedRequest]:
         """The requests; there are rate·seconds of them within one with ``uniform``, and about as many with
         ``poisson``."""
         due: list[float] = []
@@ -84,7 +91,7 @@ class Load:
             while at < self.seconds:
                 due.append(at)
                 at += rng.expovariate(self.rate)
-        return [Planned(at, self.prompt_tokens, self.output_tokens, self.service_tier) for at in due]
+        return [PlannedRequest(at, self.prompt_tokens, self.output_tokens, self.service_tier) for at in due]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +202,7 @@ class _FreshPrompts(PromptWriter):
         return super().text(words, number + 1_000_003 * self._seed)
 
 
-def line_of(record: Record, ignore_eos: bool, started: float) -> dict[str, Any]:
+def line_of(record: RequestResult, ignore_eos: bool, started: float) -> dict[str, Any]:
     """A record as the file has it; `started` is the wall clock's time of the record's zero."""
 
     def wall(at: float | None) -> float | None:
@@ -220,7 +227,7 @@ def line_of(record: Record, ignore_eos: bool, started: float) -> dict[str, Any]:
     }
 
 
-def outcome(record: Record, ignore_eos: bool) -> str:
+def outcome(record: RequestResult, ignore_eos: bool) -> str:
     """The word for what became of it."""
     if record.status in (429, 503):
         return "shed"
@@ -234,7 +241,7 @@ def outcome(record: Record, ignore_eos: bool) -> str:
 
 async def _run(given: argparse.Namespace, load: Load) -> Summary:
     writers = [_FreshPrompts(load.seed * len(given.url) + place) for place in range(len(given.url))]
-    targets = [Target(url.rstrip("/"), given.model, None, load.ignore_eos, load.timeout) for url in given.url]
+    targets = [BenchTarget(url.rstrip("/"), given.model, None, load.ignore_eos, load.timeout) for url in given.url]
     for target, writer in zip(targets, writers, strict=True):
         writer.tokens_per_word, writer.fixed_tokens = load.tokens_per_word or 1.0, load.template_tokens
         if load.tokens_per_word is None:
@@ -245,7 +252,7 @@ async def _run(given: argparse.Namespace, load: Load) -> Summary:
     lines: list[dict[str, Any]] = []
     with given.out.open("w") as file:
 
-        def write_ended(records: Sequence[Record], written: set[int]) -> None:
+        def write_ended(records: Sequence[RequestResult], written: set[int]) -> None:
             for record in records:
                 if record.end is not None and id(record) not in written:
                     written.add(id(record))

@@ -41,7 +41,7 @@ def release(
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param("headway_runtime.engine_process", id="engine"),
+        pytest.param("headway_runtime.engine.process", id="engine"),
         pytest.param("-m headway_runtime ", id="server", marks=pytest.mark.full),
     ],
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from headway_core import contract
-from headway_core.contract import Capacity, ClassLoad, Endpoint, Knobs, Pool, ReplicaState, RuntimeReport
+from headway_core.contract import ClassLoad, Endpoint, EngineLimits, Knobs, Pool, ReplicaState, RuntimeReport
 from headway_gateway.server import listening
 from headway_gateway.settings import Settings
 
@@ -110,7 +110,7 @@ class StubRuntime:
             seq=self.seq,
             at=time.time(),
             state=self.state,
-            capacity=Capacity(min(self.slots, 4096), 2048, 131_072, 16, 1_000_000),
+            capacity=EngineLimits(min(self.slots, 4096), 2048, 131_072, 16, 1_000_000),
             effective=Knobs(min(self.slots, 4096), 2048),
             running=self.running,
             waiting=waiting,

@@ -10,20 +10,20 @@ from headway_core.admission import Request
 from headway_core.contract import OUTCOMES, Policy, Pool, ShedReason
 from headway_core.histogram import GROWTH, SMALLEST, LogHistogram, bucket
 from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
-from headway_gateway.answers import Answer, Refused
-from headway_gateway.books import Durations, Ledger, Ticket
-from headway_gateway.exchange import Cause, Stopped
+from headway_gateway.accounting import ClassCounters, DurationHistogram, RequestRecord
+from headway_gateway.client_request import RequestStopped, StopCause
+from headway_gateway.error_responses import ErrorResponse, RequestRejected
 from headway_gateway.metrics import cumulative
 
 SLO = PriorityClass("c", 0, Objectives(TtftObjective(1.0, per_thousand_prompt_tokens=0.5), TpotObjective(0.05)))
 
 
 def ticket(ledger, slo=SLO, choices=1, tokens=100, retry=False):
-    return Ticket(ledger, Request(1, slo, 10.0, tokens, retry=retry), choices)
+    return RequestRecord(ledger, Request(1, slo, 10.0, tokens, retry=retry), choices)
 
 
 def streamed(first, gaps, *, slo=SLO, prompt=100, choices=1):
-    ledger = Ledger()
+    ledger = ClassCounters()
     with ticket(ledger, slo, choices) as entry:
         entry.admitted()
         now = 10.0 + first
@@ -61,7 +61,7 @@ def test_a_stream_is_judged_by_its_first_token_and_its_mean_gap(first, gaps, pro
     [(1.0, 1, True), (1.4, 9, True), (1.5, 9, False), (5.9, 100, True), (6.2, 100, False)],
 )
 def test_an_answer_that_does_not_stream_is_judged_by_the_deadline_of_its_last_token(seconds, tokens, kept):
-    ledger = Ledger()
+    ledger = ClassCounters()
     with ticket(ledger) as entry:
         entry.finished(10.0 + seconds, False, 100, tokens)
     assert ledger.judged == {"all": 1} and ledger.good == {"all": kept}
@@ -69,7 +69,7 @@ def test_an_answer_that_does_not_stream_is_judged_by_the_deadline_of_its_last_to
 
 
 def test_what_is_not_known_is_not_judged():
-    ledger = Ledger()
+    ledger = ClassCounters()
     with ticket(ledger) as entry:
         entry.content(10.5, 1)
         entry.content(11.0, 3)
@@ -81,7 +81,7 @@ def test_what_is_not_known_is_not_judged():
 
 
 def test_several_answers_in_one_request_count_once_and_their_gaps_not_at_all():
-    ledger = Ledger()
+    ledger = ClassCounters()
     with ticket(ledger, choices=4) as entry:
         for step in range(10):
             entry.content(10.5 + step * 0.04, 4)
@@ -93,18 +93,18 @@ def test_several_answers_in_one_request_count_once_and_their_gaps_not_at_all():
 @pytest.mark.parametrize(
     ("error", "outcome", "reason"),
     [
-        (Refused(Answer(429, "x"), "shed", ShedReason.SLOT_WAIT), "shed", "slot_wait"),
-        (Refused(Answer(502, "x"), "upstream_error"), "upstream_error", None),
-        (Stopped(Cause.CLIENT_GONE), "client_closed", None),
-        (Stopped(Cause.CLIENT_STALLED), "client_closed", None),
-        (Stopped(Cause.TIMEOUT), "timeout", None),
-        (Stopped(Cause.DRAIN), "shed", "draining"),
+        (RequestRejected(ErrorResponse(429, "x"), "shed", ShedReason.SLOT_WAIT), "shed", "slot_wait"),
+        (RequestRejected(ErrorResponse(502, "x"), "upstream_error"), "upstream_error", None),
+        (RequestStopped(StopCause.CLIENT_GONE), "client_closed", None),
+        (RequestStopped(StopCause.CLIENT_STALLED), "client_closed", None),
+        (RequestStopped(StopCause.TIMEOUT), "timeout", None),
+        (RequestStopped(StopCause.DRAIN), "shed", "draining"),
         (RuntimeError("a fault of our own"), "upstream_error", None),
         (asyncio.CancelledError(), "upstream_error", None),
     ],
 )
 def test_whatever_ends_a_request_it_has_exactly_one_outcome(error, outcome, reason):
-    ledger = Ledger()
+    ledger = ClassCounters()
     with pytest.raises(type(error)), ticket(ledger, retry=True) as entry:  # noqa: PT012 - what the context does on the way is the test
         entry.waits(True)
         assert (ledger.queued, ledger.in_flight) == (1, 1)
@@ -116,17 +116,17 @@ def test_whatever_ends_a_request_it_has_exactly_one_outcome(error, outcome, reas
 
 
 def test_a_drain_after_admission_is_a_failure_and_a_second_try_the_same_admission():
-    ledger = Ledger()
-    with pytest.raises(Stopped), ticket(ledger) as entry:  # noqa: PT012 - likewise
+    ledger = ClassCounters()
+    with pytest.raises(RequestStopped), ticket(ledger) as entry:  # noqa: PT012 - likewise
         entry.admitted()
         entry.admitted()
-        raise Stopped(Cause.DRAIN)
+        raise RequestStopped(StopCause.DRAIN)
     assert ledger.admitted == 1 and ledger.outcomes["upstream_error"] == 1
 
 
 @pytest.mark.parametrize("truth", [0.05, 0.5, 2.0, 70.0, 400.0, 3000.0])
 def test_quantiles_of_exported_buckets_are_within_one_bucket_of_the_truth(truth):
-    ledger = Ledger()
+    ledger = ClassCounters()
     for _ in range(20):
         ledger.ttft.add(truth)
     buckets = [(float(edge), count) for edge, count in cumulative(ledger.ttft)]
@@ -142,14 +142,14 @@ def test_durations_land_in_the_core_s_buckets():
     edges = [SMALLEST * GROWTH**index for index in range(0, 250, 7)]
     values = [0.0, SMALLEST, 1.0, 86_400.0, *edges, *(10 ** rng.uniform(-6, 5) for _ in range(2_000))]
     for value in values:
-        durations = Durations()
+        durations = DurationHistogram()
         durations.add(value)
         assert durations.histogram.counts == {bucket(value): 1}, value
 
 
 def test_durations_are_all_counted_whenever_somebody_looks():
     rng = random.Random(4)
-    durations, alone = Durations(), LogHistogram()
+    durations, alone = DurationHistogram(), LogHistogram()
     values = [rng.choice([0.0, 0.02, 0.021, rng.uniform(0, 3)]) for _ in range(3_000)]
     for count, value in enumerate(values, start=1):
         durations.add(value)

@@ -11,7 +11,7 @@ import time
 import uvicorn
 from headway_core.contract import Pool
 from headway_gateway import upstream
-from headway_runtime.client_connection import ClientConnection
+from headway_runtime.server.client_connection import ClientConnection
 from uvicorn.server import ServerState
 
 IDLE = 0.05

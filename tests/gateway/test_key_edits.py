@@ -5,7 +5,7 @@ import asyncio
 import hashlib
 import logging
 
-from headway_gateway import key_files
+from headway_gateway import key_watcher
 
 KEYS = 1_000
 
@@ -35,7 +35,7 @@ class Edits:
 async def test_keys_change_under_load_and_only_removed_ones_are_turned_away(
     house, stub_runtime, tmp_path, until, monkeypatch, caplog
 ):
-    monkeypatch.setattr(key_files, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(key_watcher, "READ_SECONDS", 0.05)
     caplog.set_level(logging.INFO)
     path = tmp_path / "keys"
     path.write_text("".join(map(line, range(KEYS))))

@@ -4,7 +4,7 @@ import os
 import threading
 
 import pytest
-from headway_gateway.key_files import KeyFiles
+from headway_gateway.key_watcher import KeyWatcher
 
 LINE = "alice  sha256:" + "0" * 64 + "\n"
 
@@ -13,7 +13,7 @@ LINE = "alice  sha256:" + "0" * 64 + "\n"
 def test_keys_stay_in_force_whatever_stands_in_place_of_their_file(tmp_path, kind):
     path = tmp_path / "keys"
     path.write_text(LINE)
-    files = KeyFiles(path)
+    files = KeyWatcher(path)
     path.unlink()
     {
         "nothing": lambda: None,
@@ -39,7 +39,7 @@ def test_a_file_that_is_still_being_written_takes_no_key_away_and_gives_none_mor
     path = tmp_path / "keys"
     text = "".join(f"tenant-{number}  sha256:{number:064x}  batch\n" for number in range(3))
     path.write_text(text)
-    files = KeyFiles(path)
+    files = KeyWatcher(path)
     before = files.ring
     for size in range(len(text)):
         path.write_text(text[:size])
@@ -56,7 +56,7 @@ def test_keys_from_a_pipe_are_read_once(tmp_path):
     os.mkfifo(path)
     writing = threading.Thread(target=path.write_text, args=(LINE,))
     writing.start()
-    files = KeyFiles(path)
+    files = KeyWatcher(path)
     writing.join()
     files.read()
     assert len(files.ring) == 1

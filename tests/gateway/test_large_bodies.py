@@ -6,7 +6,7 @@ import time
 import tracemalloc
 
 import pytest
-from headway_gateway import api
+from headway_gateway import parsed_request
 
 LIMIT = 1_000_000
 HEAD = b'{"model":"m","prompt":"x","max_tokens":1,"unused":['
@@ -50,13 +50,13 @@ async def test_large_bodies_whose_clients_have_left_keep_nobody_waiting_and_reac
 async def test_a_body_that_is_read_for_too_long_is_timed_out(house, stub_runtime, monkeypatch, stream):
     gateway = await house(stub_runtime(), max_body_bytes=LIMIT, request_timeout=0.5)
 
-    read = api.parse
+    read = parsed_request.parse
 
     def slowly(endpoint, body):
         time.sleep(1.5)
         return read(endpoint, body)
 
-    monkeypatch.setattr(api, "parse", slowly)
+    monkeypatch.setattr(parsed_request, "parse", slowly)
     reply = await gateway.ask(
         DENSE.replace(b'"unused":[1.5,1.5,1.5,1.5,', b'"stream":true,"unused":[') if stream else DENSE
     )

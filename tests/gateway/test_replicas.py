@@ -8,7 +8,7 @@ from headway_core import contract
 from headway_core.admission import outliers
 from headway_core.contract import Endpoint, Policy, Pool, ReplicaState
 from headway_gateway import replicas as finding
-from headway_gateway.promises import DEFAULT_CLASS
+from headway_gateway.policy_watcher import DEFAULT_CLASS
 
 
 def ready(gateway):

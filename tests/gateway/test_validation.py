@@ -5,8 +5,8 @@ import json
 import pytest
 from fastapi import FastAPI
 from headway_core.errors import RequestError
-from headway_gateway import api
-from headway_runtime.api.generation_request import parse_chat, parse_completion
+from headway_gateway import parsed_request
+from headway_runtime.server.api.generation_request import parse_chat, parse_completion
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "A"}]
@@ -84,7 +84,7 @@ async def test_bad_requests_get_the_same_400_with_and_without_streaming(house, s
 def test_gateway_and_runtime_give_the_same_fault_the_same_code(path, members, field):
     body = {"model": "m", **members}
     with pytest.raises(RequestError) as at_the_gateway:
-        api.parse(api.Endpoint(path), json.dumps(body).encode())
+        parsed_request.parse(parsed_request.ApiRoute(path), json.dumps(body).encode())
     with pytest.raises(RequestError) as at_the_runtime:
         (parse_chat if path == CHAT else parse_completion)(body)
     given = list(members.values())[-1] if members else None

@@ -9,7 +9,7 @@ from headway_core.slo import ServingSLO
 from headway_operator.apply import Applier, NotLeading
 from headway_operator.kube import Kube
 from headway_operator.resources import Deployment, Service
-from headway_operator.targets import Target
+from headway_operator.targets import ResolvedTarget
 
 PATH = "/api/v1/namespaces/ns/configmaps/gw-policy"
 
@@ -26,7 +26,9 @@ def target(name):
         },
     }
     slo = ServingSLO.parse(document)
-    return Target(slo, Deployment("ns", slo.target_name, 1, 1, False), Service("ns", slo.target_name, {}), "gw", (), ())
+    return ResolvedTarget(
+        slo, Deployment("ns", slo.target_name, 1, 1, False), Service("ns", slo.target_name, {}), "gw", (), ()
+    )
 
 
 def config_map(version, **data):

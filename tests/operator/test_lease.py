@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from headway_operator.kube import ApiError, Kube
+from headway_operator.kube import Kube, KubeError
 from headway_operator.lease import DURATION, Lease
 
 
@@ -67,7 +67,7 @@ async def test_an_outage_ends_the_hold_and_the_same_holder_goes_on_with_its_term
     await one.turn()
     api_server.down = True
     clock.now += DURATION * 2 / 3 + 1
-    with pytest.raises(ApiError):
+    with pytest.raises(KubeError):
         await one.turn()
     assert not one.held
     api_server.down = False

@@ -4,8 +4,8 @@ import urllib.error
 import urllib.request
 
 import pytest
-from headway_operator.loop import Loop
-from headway_operator.metrics import Server
+from headway_operator.controller import Controller
+from headway_operator.metrics import HealthServer
 from headway_operator.settings import Settings
 
 
@@ -24,7 +24,7 @@ def wrong():
 
 @pytest.fixture
 def server(wrong):
-    made = Server("127.0.0.1", 0, lambda: wrong[0] if wrong else None)
+    made = HealthServer("127.0.0.1", 0, lambda: wrong[0] if wrong else None)
     yield made
     made.close()
 
@@ -45,7 +45,7 @@ def test_the_operators_own_figures_are_there(server):
 
 def test_a_loop_that_hangs_is_not_healthy():
     now = [100.0]
-    loop = Loop(Settings(), None, None, observer=None, make_reconciler=lambda store: None, clock=lambda: now[0])
+    loop = Controller(Settings(), None, None, observer=None, make_reconciler=lambda store: None, clock=lambda: now[0])
     assert loop.healthy() is None
     now[0] += 61
     assert loop.healthy() == "the loop has not turned for 61s"

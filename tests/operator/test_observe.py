@@ -5,22 +5,22 @@ import time
 
 import pytest
 from headway_core.contract import (
-    Capacity,
-    ClassBooks,
+    ClassReport,
+    EngineLimits,
     GatewayReport,
     Knobs,
-    PoolBooks,
+    PoolReport,
     ReplicaState,
     RuntimeReport,
     dump,
 )
 from headway_core.planning.snapshot import Phase
-from headway_core.planning.traffic import TrafficBook
+from headway_core.planning.traffic_window import TrafficWindow
 from headway_core.slo import ServingSLO
 from headway_operator.observe import LARGEST_REPORT, Known, Observer, observe
 from headway_operator.resources import Deployment, Pod, Service
 from headway_operator.settings import Settings
-from headway_operator.targets import Target
+from headway_operator.targets import ResolvedTarget
 
 SLO = ServingSLO.parse(
     {
@@ -30,14 +30,16 @@ SLO = ServingSLO.parse(
         "spec": {"targetRef": {"name": "rt"}, "gatewayRef": {"name": "gw"}, "objectives": {"ttft": {"target": "1s"}}},
     }
 )
-REPORT = RuntimeReport("a", "rt", "m", "b", 1, 0.0, ReplicaState.READY, Capacity(8, 256, 1024, 16, 100), Knobs(8, 256))
+REPORT = RuntimeReport(
+    "a", "rt", "m", "b", 1, 0.0, ReplicaState.READY, EngineLimits(8, 256, 1024, 16, 100), Knobs(8, 256)
+)
 GATEWAY = GatewayReport(
     "g",
     "b",
     1,
     0.0,
     ReplicaState.READY,
-    (PoolBooks("rt", {"default": ClassBooks(offered=7)}, replica_in_flight={"a": 2}),),
+    (PoolReport("rt", {"default": ClassReport(offered=7)}, replica_in_flight={"a": 2}),),
 )
 GOOD, BOOKS = dump(REPORT).encode(), dump(GATEWAY).encode()
 
@@ -74,7 +76,7 @@ def observer():
 
 
 def target(runtimes, gateways=()):
-    return Target(
+    return ResolvedTarget(
         SLO, Deployment("ns", "rt", 2, 2, False), Service("ns", "rt", {}), "gw", tuple(runtimes), tuple(gateways)
     )
 
@@ -130,7 +132,7 @@ async def test_a_window_shorter_than_the_age_of_a_shared_reading_still_has_its_t
     now = [0.0]
     observer = Observer(Settings(interval=5.0), clock=lambda: now[0])
     gateway = await pods("g", BOOKS)
-    book, known = TrafficBook("rt", 1.0), Known(None, None, None)
+    book, known = TrafficWindow("rt", 1.0), Known(None, None, None)
     for at in (0.0, 5.0, 8.9):  # the last look finds the answer of 3.9 s before
         now[0] = at
         await observer.poll(target([], [gateway]))
@@ -148,9 +150,9 @@ async def test_the_snapshot_knows_who_is_silent_and_what_is_in_flight(pods, obse
     whole, partly = target([runtime, silent], [gateway]), target([runtime, silent], [gateway, deaf])
     await observer.poll(partly)
     now, known = time.monotonic(), Known(None, None, None)
-    seen = observe(whole, observer, TrafficBook("rt", 60.0), known, stale_after=15.0, now=now).snapshot
+    seen = observe(whole, observer, TrafficWindow("rt", 60.0), known, stale_after=15.0, now=now).snapshot
     assert ([replica.name for replica in seen.fresh], len(seen.serving), seen.in_flight) == (["a"], 2, {"a": 2})
-    seen = observe(partly, observer, TrafficBook("rt", 60.0), known, stale_after=15.0, now=now).snapshot
+    seen = observe(partly, observer, TrafficWindow("rt", 60.0), known, stale_after=15.0, now=now).snapshot
     assert (seen.gateways, seen.gateways_reporting, seen.in_flight) == (2, 1, None)
 
 

@@ -3,11 +3,11 @@ import copy
 import pytest
 from headway_core.contract import Knobs
 from headway_core.histogram import LogHistogram, bucket
+from headway_core.planning.conditions import Condition
 from headway_core.planning.snapshot import ClassTraffic, Demand, Traffic
-from headway_core.planning.verdicts import Verdict
 from headway_core.slo import ServingSLO
 from headway_operator import status
-from headway_operator.status import Decision, Figures
+from headway_operator.status import Decision, StatusFigures
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"
 SLO = ServingSLO.parse(
@@ -30,7 +30,7 @@ def verdicts(**changed):
     made = []
     for kind in status.ORDER[1:]:
         holds, reason = changed.get(kind, (True, "Fine"))
-        made.append(Verdict(kind, holds, reason, f"{kind} for 3 of 4"))
+        made.append(Condition(kind, holds, reason, f"{kind} for 3 of 4"))
     return made
 
 
@@ -62,12 +62,12 @@ def written(listed, generation=1, **rest):
     ],
 )
 def test_ready_is_the_first_thing_that_keeps_it_from_being_managed(changed, expected):
-    found = status.ready(verdicts(**changed), (), Verdict("Ready", True, "Enforcing", ""))
+    found = status.ready(verdicts(**changed), (), Condition("Ready", True, "Enforcing", ""))
     assert (found.holds, found.reason) == expected
 
 
 def test_a_missing_right_is_told_by_ready():
-    found = status.ready(verdicts(), ("patch pods",), Verdict("Ready", True, "Enforcing", ""))
+    found = status.ready(verdicts(), ("patch pods",), Condition("Ready", True, "Enforcing", ""))
     assert (found.reason, "patch pods" in found.message) == ("MissingPermission", True)
 
 
@@ -156,7 +156,7 @@ def test_the_worst_class_is_shown_and_unknown_figures_are_absent():
     good = ClassTraffic("a", 40, 0, {"ok": 40}, 0, {"all": 40}, {}, histogram, LogHistogram())
     bad = ClassTraffic("b", 40, 0, {"ok": 30, "shed": 10}, 10, {"all": 30}, {}, histogram, LogHistogram())
     traffic = Traffic(10.0, {"a": good, "b": bad}, Demand(80, 10.0), Demand(80, 10.0))
-    made = status.build(SLO, [], Figures(traffic=traffic, desired=Knobs(4, None), desired_replicas=2), [], {}, 3)
+    made = status.build(SLO, [], StatusFigures(traffic=traffic, desired=Knobs(4, None), desired_replicas=2), [], {}, 3)
     assert made["observed"] == {
         "class": "b",
         "requestRate": "4.0",
@@ -166,7 +166,7 @@ def test_the_worst_class_is_shown_and_unknown_figures_are_absent():
     }
     assert made["desired"] == {"maxNumSeqs": 4, "replicas": 2}
     assert "applied" not in made
-    idle = status.build(SLO, [], Figures(traffic=Traffic(10.0, {}, Demand(0, 10.0), Demand(0, 10.0))), [], {}, 3)
+    idle = status.build(SLO, [], StatusFigures(traffic=Traffic(10.0, {}, Demand(0, 10.0), Demand(0, 10.0))), [], {}, 3)
     assert idle["observed"] == {"class": "a", "requestRate": "0.00"}
 
 
@@ -177,7 +177,7 @@ def shown(offered, before, whole, seconds=4.0):
         "a", offered, 0, {"ok": offered}, offered // 4, {"all": offered}, {}, histogram, LogHistogram()
     )
     traffic = Traffic(seconds, {"a": counted}, Demand(offered, seconds), Demand(offered, seconds))
-    return status.build(SLO, [], Figures(traffic=traffic, whole=whole), [], before, 1).get("observed")
+    return status.build(SLO, [], StatusFigures(traffic=traffic, whole=whole), [], before, 1).get("observed")
 
 
 class TestFirstFigures:
@@ -205,7 +205,7 @@ class TestFirstFigures:
 
     def test_without_a_reading_everything_stays(self):
         before = {"classes": [{"class": "a", "ttft": "70ms"}], "observed": {"class": "a", "ttft": "70ms"}}
-        after = status.build(SLO, [], Figures(), [], before, 1)
+        after = status.build(SLO, [], StatusFigures(), [], before, 1)
         assert (after["classes"], after["observed"]) == (before["classes"], before["observed"])
 
 

@@ -1,6 +1,6 @@
 from headway_core.planning.snapshot import Phase
+from headway_operator.cache import Cache
 from headway_operator.resources import Service
-from headway_operator.store import Store
 
 
 def slo(name="chat", version=1, generation=1, **status):
@@ -16,7 +16,7 @@ def pod(name, version=1, labels=None, **status):
 
 def test_own_status_writes_wake_nobody():
     woken = []
-    store = Store(woken.append)
+    store = Cache(woken.append)
     store.slos.take(None, slo(version=1))
     store.slos.take("MODIFIED", slo(version=2, replicas=3))
     store.slos.put(slo(version=3, replicas=4))
@@ -28,14 +28,14 @@ def test_own_status_writes_wake_nobody():
 
 
 def test_an_event_that_comes_late_changes_nothing():
-    store = Store(lambda key: None)
+    store = Cache(lambda key: None)
     store.slos.put(slo(version=9, replicas=4))
     store.slos.take("MODIFIED", slo(version=8, replicas=1))
     assert store.slos.get("ns", "chat")["status"] == {"replicas": 4}
 
 
 def test_a_list_removes_what_it_lacks_but_not_what_is_newer():
-    store = Store(lambda key: None)
+    store = Cache(lambda key: None)
     for name, version in [("a", 5), ("b", 6), ("c", 20)]:
         store.pods.put(pod(name, version))
     store.pods.replace([pod("a", 5)], 10, "ns")
@@ -45,7 +45,7 @@ def test_a_list_removes_what_it_lacks_but_not_what_is_newer():
 
 
 def test_pods_are_read_for_what_they_are():
-    store = Store(lambda key: None)
+    store = Cache(lambda key: None)
     ready = {"conditions": [{"type": "Ready", "status": "True"}], "podIP": "10.0.0.1", "phase": "Running"}
     crash = {"containerStatuses": [{"state": {"waiting": {"reason": "CrashLoopBackOff"}}}]}
     wait = {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}
@@ -70,7 +70,7 @@ def test_pods_are_read_for_what_they_are():
 
 
 def test_addresses_of_six_and_ports_by_name():
-    store = Store(lambda key: None)
+    store = Cache(lambda key: None)
     document = pod("six", podIP="fd00::1")
     document["spec"] = {
         "containers": [{"ports": [{"name": "http", "containerPort": 80}, {"name": "control", "containerPort": 9001}]}]
@@ -83,14 +83,14 @@ def test_addresses_of_six_and_ports_by_name():
 
 
 def test_a_pod_that_ends_leaves_the_shelf():
-    store = Store(lambda key: None)
+    store = Cache(lambda key: None)
     store.pods.put(pod("a", 1))
     store.pods.put(pod("a", 2, phase="Failed"))
     assert store.pods.values() == []
 
 
 def test_pods_behind_a_service_are_those_that_every_label_selects_now():
-    store = Store(lambda key: None)
+    store = Cache(lambda key: None)
     blue, green = {"headway.dev/runtime": "x", "color": "blue"}, {"headway.dev/runtime": "x", "color": "green"}
     for name, labels in [("c", blue), ("a", blue), ("b", green)]:
         store.pods.put(pod(name, 1, labels))
@@ -109,7 +109,7 @@ def test_pods_behind_a_service_are_those_that_every_label_selects_now():
 
 
 def test_the_next_oldest_owns_a_target_when_the_oldest_is_gone():
-    store = Store(lambda key: None)
+    store = Cache(lambda key: None)
     for name, created in [("young", "2026-01-02T00:00:00Z"), ("old", "2026-01-01T00:00:00Z")]:
         document = slo(name)
         document["metadata"]["creationTimestamp"] = created

@@ -1,6 +1,6 @@
 import pytest
 from headway_operator.access import NEEDED, Access
-from headway_operator.store import Store
+from headway_operator.cache import Cache
 from headway_operator.targets import other_operator, resolve
 
 
@@ -18,7 +18,7 @@ def slo(name="chat", created="2026-01-01T00:00:00Z", **spec):
 @pytest.fixture
 def store():
     """A namespace with everything that `slo()` points at."""
-    made = Store(lambda key: None)
+    made = Cache(lambda key: None)
     labels = {"headway.dev/runtime": "rt"}
     template = {"metadata": {"labels": labels}}
     made.deployments.put({"metadata": {"name": "rt", "namespace": "ns"}, "spec": {"replicas": 2, "template": template}})

@@ -37,30 +37,31 @@ A client that goes away is `door.ended(...)` too, whichever phase it is in. When
 NO_REPLICA. On SIGTERM set `door.draining`: newcomers are shed with DRAINING, and what waits still has its turn.
 """
 
-from headway_core.admission.answers import Answers, Comparison, Dispatch
+from headway_core.admission.admission_queue import AdmissionQueue, QueueLimits
 from headway_core.admission.controller import AdmissionController
-from headway_core.admission.door import Door
 from headway_core.admission.fleet import Fleet
-from headway_core.admission.load import Load, ReplicaLoad
 from headway_core.admission.outliers import Outliers
+from headway_core.admission.pool_admission import PoolAdmission
+from headway_core.admission.pool_load import PoolLoad, ReplicaLoad
 from headway_core.admission.prefixes import PrefixIndex, prefix_chain
-from headway_core.admission.queue import QueueLimits, WaitingQueue
 from headway_core.admission.request import Admit, Decision, Prediction, Request, Shed, Wait
+from headway_core.admission.results import AdmissionResult, Dispatch, PredictionSample
 from headway_core.admission.rules import Rule
-from headway_core.admission.tokens import TokenEstimator
+from headway_core.admission.token_estimator import TokenEstimator
 
 __all__ = [
     "AdmissionController",
+    "AdmissionQueue",
+    "AdmissionResult",
     "Admit",
-    "Answers",
-    "Comparison",
     "Decision",
     "Dispatch",
-    "Door",
     "Fleet",
-    "Load",
     "Outliers",
+    "PoolAdmission",
+    "PoolLoad",
     "Prediction",
+    "PredictionSample",
     "PrefixIndex",
     "QueueLimits",
     "ReplicaLoad",
@@ -69,6 +70,5 @@ __all__ = [
     "Shed",
     "TokenEstimator",
     "Wait",
-    "WaitingQueue",
     "prefix_chain",
 ]

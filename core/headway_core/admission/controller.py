@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from headway_core.admission.lengths import OfferedLengths
-from headway_core.admission.load import Load
-from headway_core.admission.margin import ErrorBook
+from headway_core.admission.offered_lengths import OfferedLengths
+from headway_core.admission.pool_load import PoolLoad
 from headway_core.admission.prediction import TOLERANCE, Forecast, behind, left_for
-from headway_core.admission.rates import RateMeter
+from headway_core.admission.prediction_errors import PredictionErrors
+from headway_core.admission.rate_meter import RateMeter
 from headway_core.admission.request import UNKNOWN, Admit, Decision, Prediction, Request, Shed, Wait
-from headway_core.admission.retry_after import Appointments, retry_after, spread
+from headway_core.admission.retry_after import RetrySchedule, retry_after, spread
 from headway_core.admission.routing import choose
 from headway_core.admission.rules import Rule, moore, not_worth_starting, too_many_waiting
 from headway_core.contract import ShedReason
@@ -54,11 +54,11 @@ class AdmissionController:
         self._fixed_margin = margin
         self._rho_max = rho_max
         self._seed = seed
-        self._errors: dict[int, ErrorBook] = {}
+        self._errors: dict[int, PredictionErrors] = {}
         self._offered_tokens: dict[int, RateMeter] = {}
         self._lengths: dict[int, OfferedLengths] = {}
         self._admitted: dict[int, RateMeter] = {}
-        self._appointments = Appointments()
+        self._appointments = RetrySchedule()
 
     # ------------------------------------------------------------ learning
 
@@ -73,7 +73,7 @@ class AdmissionController:
         """A request was sent to a replica."""
         self._admitted.setdefault(request.priority, RateMeter()).add(1, now)
 
-    def refused(self, request: Request, load: Load, now: float) -> None:
+    def refused(self, request: Request, load: PoolLoad, now: float) -> None:
         """A request was told to come back: whoever is told so next comes after it."""
         if load.prefill_rate:
             self._appointments.book(request.uncached_tokens / load.prefill_rate, now)
@@ -81,11 +81,11 @@ class AdmissionController:
     def compare(self, priority: int, predicted: float, actual: float) -> None:
         """A TTFT that was predicted at arrival against what happened, or would have, to a request of this class;
         seconds."""
-        self._errors.setdefault(priority, ErrorBook()).compare(predicted, actual)
+        self._errors.setdefault(priority, PredictionErrors()).compare(predicted, actual)
 
-    def errors(self, priority: int) -> ErrorBook:
+    def errors(self, priority: int) -> PredictionErrors:
         """What was learned about the predictions for this class."""
-        return self._errors.get(priority) or ErrorBook()
+        return self._errors.get(priority) or PredictionErrors()
 
     def margin(self, request: Request) -> float:
         """Seconds before its target that a prediction has to keep."""
@@ -99,14 +99,14 @@ class AdmissionController:
         )
 
     def higher_work(self, slo: Sequence[PriorityClass], now: float) -> dict[int, float]:
-        """For `Load.higher_work`: the prefill tokens per second that classes above each one offer.
+        """For `PoolLoad.higher_work`: the prefill tokens per second that classes above each one offer.
 
         A class that was seen for too short a time to have a rate is not charged for yet.
         """
         rates = {known.priority: self._tokens_per_second(known.priority, now) for known in slo}
         return {known.priority: sum(rate for rank, rate in rates.items() if rank > known.priority) for known in slo}
 
-    def saturated(self, load: Load, now: float) -> bool:
+    def saturated(self, load: PoolLoad, now: float) -> bool:
         """The rate rule λ·s̄ > C·ρ_max: TTFT will break although no queue need be visible yet. A signal to scale, never
         a reason to shed."""
         capacity = load.prefill_rate
@@ -123,7 +123,7 @@ class AdmissionController:
     def decide(
         self,
         request: Request,
-        load: Load,
+        load: PoolLoad,
         slo: Sequence[PriorityClass],
         now: float,
         matches: Mapping[str, int] | None = None,
@@ -162,7 +162,7 @@ class AdmissionController:
             return Admit(route.replica, route.prediction, verdict)
         return Wait(self._expiry(request, prediction), prediction, verdict)
 
-    def turn(self, request: Request, load: Load, slo: Sequence[PriorityClass], now: float) -> Shed | None:
+    def turn(self, request: Request, load: PoolLoad, slo: Sequence[PriorityClass], now: float) -> Shed | None:
         """Asked when `request`, one of `load.waiting`, could be sent: its refusal if it should not start, None to send
         it.
 
@@ -185,7 +185,7 @@ class AdmissionController:
             return None
         return self._shed(request, ShedReason.OUTRANKED, 0.0, now)
 
-    def review(self, load: Load, slo: Sequence[PriorityClass], now: float) -> tuple[Shed, ...]:
+    def review(self, load: PoolLoad, slo: Sequence[PriorityClass], now: float) -> tuple[Shed, ...]:
         """Those that wait whose promise can no longer be kept, since replicas were lost or became slower than was
         predicted."""
         if self.rule is not Rule.MOORE or not load.replicas:
@@ -193,7 +193,9 @@ class AdmissionController:
         given_up = moore(load.waiting, load, _shares(slo), now, self.margin, by_tokens=self.by_tokens)
         return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0, now) for one in given_up)
 
-    def shed(self, request: Request, reason: ShedReason, load: Load, slo: Sequence[PriorityClass], now: float) -> Shed:
+    def shed(
+        self, request: Request, reason: ShedReason, load: PoolLoad, slo: Sequence[PriorityClass], now: float
+    ) -> Shed:
         """The answer for a request that cannot stay for `reason`, with a Retry-After for the backlog of this
         instant."""
         ahead = [
@@ -210,13 +212,15 @@ class AdmissionController:
         )
         return self._shed(request, reason, excess, now, backlog)
 
-    def expected(self, order: Sequence[Request], load: Load, slo: Sequence[PriorityClass], now: float) -> float | None:
+    def expected(
+        self, order: Sequence[Request], load: PoolLoad, slo: Sequence[PriorityClass], now: float
+    ) -> float | None:
         """The instant at which the last of `order` (in service order) is predicted to have its first token."""
         ttft = behind(order[:-1], order[-1], load, _shares(slo)).ttft
         return None if ttft is None else now + ttft
 
     def _look(
-        self, order: Sequence[Request], place: int, load: Load, shares: Mapping[int, float], now: float
+        self, order: Sequence[Request], place: int, load: PoolLoad, shares: Mapping[int, float], now: float
     ) -> tuple[Prediction, bool]:
         """What the request at `place` meets, and (for Moore's rule) whether nobody in `order` would be late."""
         request = order[place]
@@ -237,7 +241,7 @@ class AdmissionController:
         prediction: Prediction,
         *,
         all_in_time: bool,
-        load: Load,
+        load: PoolLoad,
         shares: Mapping[int, float],
         now: float,
     ) -> tuple[Shed, ...] | Shed:

@@ -13,8 +13,8 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
-from headway_core.admission.load import ReplicaLoad
 from headway_core.admission.outliers import Outliers
+from headway_core.admission.pool_load import ReplicaLoad
 from headway_core.contract import ClassLoad, LoadHint, ReplicaState, RuntimeReport
 
 STALE_INTERVALS = 3
@@ -31,7 +31,7 @@ class _Sent:
 
 
 @dataclass(slots=True)
-class Replica:
+class TrackedReplica:
     """One replica: its last report, when it came, and what was sent to it."""
 
     report: RuntimeReport
@@ -85,7 +85,7 @@ class Fleet:
         self.outliers = outliers if outliers is not None else Outliers()
         self.cordoned: frozenset[str] = frozenset()
         """Replica ids that get nothing new, from the policy."""
-        self._replicas: dict[str, Replica] = {}
+        self._replicas: dict[str, TrackedReplica] = {}
         self._frozen: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[str]:
@@ -123,7 +123,7 @@ class Fleet:
         """
         known = self._replicas.get(report.replica)
         if known is None:
-            known = self._replicas[report.replica] = Replica(report, now, round_trip)
+            known = self._replicas[report.replica] = TrackedReplica(report, now, round_trip)
             known.recount(self.gateway)
             return True
         restarted = known.report.boot_id != report.boot_id

@@ -16,7 +16,7 @@ from dataclasses import replace
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
-from headway_core.admission.load import Load, ReplicaLoad
+from headway_core.admission.pool_load import PoolLoad, ReplicaLoad
 from headway_core.admission.request import Prediction, Request
 
 TOLERANCE = 1e-9
@@ -59,7 +59,7 @@ class Forecast:
     Feed requests with falling priority: what a lower class finds in the engines, a higher one passes by.
     """
 
-    def __init__(self, load: Load, shares: Mapping[int, float]) -> None:
+    def __init__(self, load: PoolLoad, shares: Mapping[int, float]) -> None:
         """`shares`: priority → fraction of the pool guaranteed to that class; it bounds what higher classes can be
         charged for."""
         self._load = load
@@ -159,14 +159,14 @@ class Forecast:
         self._level = priority
 
 
-def left_for(priority: int, load: Load, shares: Mapping[int, float]) -> float:
+def left_for(priority: int, load: PoolLoad, shares: Mapping[int, float]) -> float:
     """The fraction of the pool that higher classes leave to this one: its guaranteed share at least."""
     rate = load.prefill_rate
     charged = load.higher_work.get(priority, 0.0) / rate if rate else 0.0
     return 1.0 - min(charged, 1.0 - shares.get(priority, 1.0))
 
 
-def behind(ahead: Iterable[Request], request: Request, load: Load, shares: Mapping[int, float]) -> Prediction:
+def behind(ahead: Iterable[Request], request: Request, load: PoolLoad, shares: Mapping[int, float]) -> Prediction:
     """The prediction of `request` alone, behind all of `ahead`."""
     laid_out = Forecast(load, shares)
     laid_out.first_late(ahead, -math.inf, _no_margin)

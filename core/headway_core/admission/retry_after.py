@@ -33,7 +33,7 @@ def retry_after(excess: float, jitter: float, shortest: int = SHORTEST, longest:
 
 
 @dataclass(slots=True)
-class Appointments:
+class RetrySchedule:
     """When the next one that is told to come back would find room, if all that were told before do come back.
 
     Capacity is promised to fresh requests first, so those who return get `RETURN_SHARE` of it: their work queues up, as

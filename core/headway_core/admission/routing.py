@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headway_core.admission.load import Load, ReplicaLoad
+from headway_core.admission.pool_load import PoolLoad, ReplicaLoad
 from headway_core.admission.prediction import predict, with_cached
 from headway_core.admission.request import Prediction, Request
 
@@ -25,7 +25,7 @@ class Route:
     cached_tokens: int
 
 
-def choose(request: Request, load: Load, matches: Mapping[str, int] | None = None) -> Route | None:
+def choose(request: Request, load: PoolLoad, matches: Mapping[str, int] | None = None) -> Route | None:
     """The replica to send `request` to now; None while every window is closed.
 
     `matches`: replica → leading elements of `request.prefix` that it holds (`prefixes.PrefixIndex.matches`). Replicas

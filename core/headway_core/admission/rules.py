@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from headway_core.admission.load import Load
+from headway_core.admission.pool_load import PoolLoad
 from headway_core.admission.prediction import Forecast, Margins
 from headway_core.admission.request import Request
 from headway_core.contract import ShedReason
@@ -43,7 +43,7 @@ class Rule(Enum):
 
 def moore(
     order: Sequence[Request],
-    load: Load,
+    load: PoolLoad,
     shares: Mapping[int, float],
     now: float,
     margins: Margins,
@@ -93,7 +93,7 @@ def not_worth_starting(tokens: int, carried: int | None, fullness: float) -> boo
     return carried is not None and tokens * min(1.0, fullness) ** 2 > carried
 
 
-def _victim(order: Sequence[Request], place: int, late_by: float, load: Load, by_tokens: bool) -> int:
+def _victim(order: Sequence[Request], place: int, late_by: float, load: PoolLoad, by_tokens: bool) -> int:
     """Index of the one to give up: most prefill work, that of those who came back at `RETURN_WEIGHT`; among equals the
     latest to come."""
     priority = order[place].priority

@@ -1,8 +1,8 @@
 """What the scheduler asks of an executor, and what it is told back. Integers only: a plan can be sent to other
 processes as it is.
 
-`Item`, `Outcome` and `Event` are named tuples because every running sequence has one of each in every iteration, and a
-frozen dataclass takes three times as long to make.
+`PlanItem`, `ItemResult` and `Event` are named tuples because every running sequence has one of each in every iteration,
+and a frozen dataclass takes three times as long to make.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class IterationShape:
     """The size of an iteration: the features that its time is predicted from (`headway_core.latency`)."""
 
     prefill_tokens: int = 0
@@ -41,7 +41,7 @@ class Shape:
     """Rows that go through the LM head and the sampler."""
 
 
-class Item(NamedTuple):
+class PlanItem(NamedTuple):
     """One sequence's part in an iteration: compute tokens [start, start + count) of it in batch row `row`."""
 
     seq_id: int
@@ -64,9 +64,9 @@ class IterationPlan:
     them again."""
 
     plan_id: int
-    items: tuple[Item, ...]
+    items: tuple[PlanItem, ...]
     freed_rows: tuple[int, ...]
-    shape: Shape
+    shape: IterationShape
     stable_for: int = 0
     """How many further iterations would be the same pure decode, if nobody arrived, was cancelled or ended before
     max_tokens: lets a simulator jump with `Scheduler.fast_forward`."""
@@ -75,7 +75,7 @@ class IterationPlan:
     limited."""
 
 
-class Outcome(NamedTuple):
+class ItemResult(NamedTuple):
     """What became of an item that sampled: whether its new token ends the sequence (end token, stop string, abort)."""
 
     seq_id: int
@@ -85,11 +85,11 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """An executed plan: an `Outcome` for each item with `samples`, and the seconds that it took (None when not
+    """An executed plan: an `ItemResult` for each item with `samples`, and the seconds that it took (None when not
     measured)."""
 
     plan_id: int
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ItemResult, ...]
     elapsed: float | None
 
 

@@ -26,11 +26,11 @@ Counts, numbers and digests only. The clock is the caller's.
 
 from __future__ import annotations
 
-from headway_core.batching.books import Books
-from headway_core.batching.draft import Draft
-from headway_core.batching.load import Counters, Load
+from headway_core.batching.iteration_builder import IterationBuilder
 from headway_core.batching.plan import Event, EventKind, IterationPlan, IterationResult, Limits
-from headway_core.batching.policies import Policy, PriorityPreemptive
+from headway_core.batching.scheduler_load import SchedulerCounters, SchedulerLoad
+from headway_core.batching.scheduler_state import SchedulerState
+from headway_core.batching.scheduling_policies import PriorityPreemptive, SchedulingPolicy
 from headway_core.batching.sequence import Sequence, State
 from headway_core.errors import Unschedulable
 
@@ -47,12 +47,12 @@ class Scheduler:
         num_blocks: int,
         block_size: int,
         limits: Limits,
-        policy: Policy | None = None,
+        policy: SchedulingPolicy | None = None,
         prefix_caching: bool = True,
     ) -> None:
-        self.policy: Policy = PriorityPreemptive() if policy is None else policy
+        self.policy: SchedulingPolicy = PriorityPreemptive() if policy is None else policy
         self.limits = limits
-        self._books = Books(num_blocks, block_size, self.policy, prefix_caching)
+        self._books = SchedulerState(num_blocks, block_size, self.policy, prefix_caching)
         self._in_flight: dict[int, IterationPlan] = {}
         self._plan_id = 0
         self._stable_for = 0
@@ -100,7 +100,7 @@ class Scheduler:
         overdue = self._books.ageing.overdue(now)
         if overdue is not None:
             self._books.promote(overdue)
-        draft = Draft(self._books, self.policy, self.limits, self._plan_id, now)
+        draft = IterationBuilder(self._books, self.policy, self.limits, self._plan_id, now)
         draft.add_decodes()
         draft.add_prefills()
         plan = draft.plan(alone=not self._in_flight)
@@ -190,7 +190,7 @@ class Scheduler:
         return self._books.pool.num_blocks
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> SchedulerCounters:
         """Totals since the beginning."""
         return self._books.counters
 
@@ -202,10 +202,10 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self._books.sequences)
 
-    def load(self, now: float) -> Load:
+    def load(self, now: float) -> SchedulerLoad:
         """How much it holds now."""
         running = self._books.running
-        return Load(
+        return SchedulerLoad(
             at=now,
             running=running,
             waiting=len(self._books.sequences) - running,

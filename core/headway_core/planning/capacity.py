@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from headway_core.contract import Capacity, Mix, StepTimeReport
+from headway_core.contract import EngineLimits, Mix, StepTimeReport
 from headway_core.slo import Bounds, Objectives, Range
 
 RHO = 0.8
@@ -77,14 +77,14 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class Targets:
     """The tightest of all classes. `tpot` seconds or None; `ttft` seconds for the mean prompt or None."""
 
     tpot: float | None
     ttft: float | None
 
     @classmethod
-    def tightest(cls, objectives: list[Objectives], prompt_tokens: float) -> Promise:
+    def tightest(cls, objectives: list[Objectives], prompt_tokens: float) -> Targets:
         """One iteration serves every class, so the tightest target of each kind rules."""
         tpot = [known.tpot.target for known in objectives if known.tpot]
         ttft = [known.ttft.limit(round(prompt_tokens)) for known in objectives if known.ttft]
@@ -92,7 +92,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Experience:
+class MeasuredRange:
     """How far the model is believed: sequences and prefill tokens of one iteration, each at least 1."""
 
     sequences: float
@@ -162,11 +162,11 @@ def step_seconds(model: StepTimeReport, load: Workload, prefill: float, sequence
 def solve(
     model: StepTimeReport,
     load: Workload,
-    promise: Promise,
-    capacity: Capacity,
+    promise: Targets,
+    capacity: EngineLimits,
     *,
     bounds: Bounds = Bounds(),
-    experience: Experience | None = None,
+    experience: MeasuredRange | None = None,
     rho: float = RHO,
 ) -> ReplicaCapacity | Unreachable:
     """The largest number of sequences whose iterations keep TPOT while prefill keeps up with the mix, and what goes
@@ -248,7 +248,7 @@ def solve(
     return ReplicaCapacity(sequences, max(p, smallest), rate, taken, binding, message, out_of_bounds)
 
 
-def _budget_range(bounds: Range, capacity: Capacity, experience: Experience | None) -> tuple[float, float]:
+def _budget_range(bounds: Range, capacity: EngineLimits, experience: MeasuredRange | None) -> tuple[float, float]:
     """(least, most) prefill tokens of an iteration that the knob may ask for.
 
     The least is a KV block, or `bounds.min`: a mix of short or cached prompts needs next to none on average, and a

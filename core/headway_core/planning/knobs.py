@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headway_core.contract import Knobs
-from headway_core.planning.capacity import Experience, Promise, ReplicaCapacity, Unreachable, Workload, solve
-from headway_core.planning.snapshot import Replica
+from headway_core.planning.capacity import MeasuredRange, ReplicaCapacity, Targets, Unreachable, Workload, solve
+from headway_core.planning.snapshot import ObservedReplica
 from headway_core.slo import ServingSLO
 
 SEQUENCES_BAND = 0.03
@@ -66,7 +66,7 @@ class KnobPlan:
 
 
 def plan_knobs(
-    replicas: Sequence[Replica],
+    replicas: Sequence[ObservedReplica],
     slo: ServingSLO,
     current: Knobs,
     *,
@@ -80,7 +80,7 @@ def plan_knobs(
     return settle(found, replicas, slo, current, memory=memory, now=now)
 
 
-def estimate(replicas: Sequence[Replica], slo: ServingSLO, current: Knobs, stale_after: float) -> Estimate:
+def estimate(replicas: Sequence[ObservedReplica], slo: ServingSLO, current: Knobs, stale_after: float) -> Estimate:
     """The lower median of what the fresh replicas say, for the mix of all of them together."""
     serving = [replica for replica in replicas if replica.serves]
     reports = [replica.report for replica in serving if replica.fresh(stale_after) and replica.report is not None]
@@ -94,16 +94,16 @@ def estimate(replicas: Sequence[Replica], slo: ServingSLO, current: Knobs, stale
     measured = [(report, report.step_time) for report in reports if report.step_time is not None]
     if not measured:
         return Estimate(unknown="no replica has measured its step time yet")
-    seen = Experience(
+    seen = MeasuredRange(
         max(1.0, GROWTH * max(model.max_decode_rows for _, model in measured)),
         max(1.0, GROWTH * max(model.max_prefill_tokens for _, model in measured)),
     )
-    promise = Promise.tightest([known.objectives for known in slo.classes], load.prompt)
+    promise = Targets.tightest([known.objectives for known in slo.classes], load.prompt)
     found: list[ReplicaCapacity] = []
     cautious: list[float] = []
     refused: list[Unreachable] = []
     for report, model in measured:
-        tried = Experience(
+        tried = MeasuredRange(
             max(
                 seen.sequences,
                 float(current.max_num_seqs or report.effective.max_num_seqs or report.capacity.max_num_seqs),
@@ -136,7 +136,7 @@ def estimate(replicas: Sequence[Replica], slo: ServingSLO, current: Knobs, stale
 
 def settle(
     found: Estimate,
-    replicas: Sequence[Replica],
+    replicas: Sequence[ObservedReplica],
     slo: ServingSLO,
     current: Knobs,
     *,
@@ -181,7 +181,7 @@ def settle(
     return KnobPlan(wanted, True, message, found, replace(memory, decided=wanted, moved_at=now))
 
 
-def _in_force(decided: Knobs, replicas: Sequence[Replica]) -> Knobs:
+def _in_force(decided: Knobs, replicas: Sequence[ObservedReplica]) -> Knobs:
     """Knobs as decided; where nothing was decided, what most replicas run with."""
     effective = [replica.report.effective for replica in replicas if replica.serves and replica.report is not None]
     sequences = decided.max_num_seqs or _most_common([known.max_num_seqs for known in effective])

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from headway_core.contract import Knobs
+from headway_core.planning.conditions import Condition, feasible, metrics_available, slo_met, within_bounds
 from headway_core.planning.knobs import KnobMemory, KnobPlan, estimate, settle
-from headway_core.planning.scaling import DRAIN_BUDGET, ScaleMemory, Wish, retire, wanted_replicas
+from headway_core.planning.scaling import DRAIN_BUDGET, DesiredReplicas, ScaleMemory, retire, wanted_replicas
 from headway_core.planning.snapshot import Snapshot
-from headway_core.planning.verdicts import Verdict, feasible, metrics_available, slo_met, within_bounds
 from headway_core.slo import Mode, ServingSLO
 
 
@@ -73,7 +73,7 @@ class Plan:
     replicas_message: str
     """Why this many replicas, with the numbers."""
     actions: tuple[Action, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[Condition, ...]
     knob_plan: KnobPlan
     memory: Memory
 
@@ -86,7 +86,7 @@ def plan(snapshot: Snapshot, slo: ServingSLO, memory: Memory, now: float, drain_
     current = written if enforced else snapshot.recommended or written
     found = estimate(snapshot.replicas, slo, memory.knobs.decided or current, snapshot.stale_after)
     active = scaling_active(snapshot, slo)
-    wish, scaling = Wish(None, active.message), memory.scaling
+    wish, scaling = DesiredReplicas(None, active.message), memory.scaling
     if active.holds:
         wish, scaling = wanted_replicas(snapshot, slo, found, scaling, now)
     wants_replicas = wish.replicas is not None and wish.replicas != snapshot.scale
@@ -127,17 +127,17 @@ def plan(snapshot: Snapshot, slo: ServingSLO, memory: Memory, now: float, drain_
     )
 
 
-def scaling_active(snapshot: Snapshot, slo: ServingSLO) -> Verdict:
+def scaling_active(snapshot: Snapshot, slo: ServingSLO) -> Condition:
     """ScalingActive: whether replicas are this plan's to move at all."""
     if slo.bounds.replicas is None:
-        return Verdict(
+        return Condition(
             "ScalingActive",
             False,
             "NoReplicaBounds",
             "replicas are left alone: set spec.bounds.replicas {min, max} to have them managed",
         )
     if snapshot.foreign_autoscaler is not None:
-        return Verdict(
+        return Condition(
             "ScalingActive",
             False,
             "ForeignAutoscaler",
@@ -145,8 +145,8 @@ def scaling_active(snapshot: Snapshot, slo: ServingSLO) -> Verdict:
             "spec.bounds.replicas",
         )
     if snapshot.scale is None:
-        return Verdict("ScalingActive", False, "ScaleUnknown", "the target's scale cannot be read")
-    return Verdict("ScalingActive", True, "Scaling", "replicas follow the load within spec.bounds.replicas")
+        return Condition("ScalingActive", False, "ScaleUnknown", "the target's scale cannot be read")
+    return Condition("ScalingActive", True, "Scaling", "replicas follow the load within spec.bounds.replicas")
 
 
 def _knobs_turn(memory: Memory, slo: ServingSLO, wants_replicas: bool, now: float) -> bool:
@@ -167,12 +167,12 @@ def _replicas_turn(knobs_moved_at: float | None, underway: bool, slo: ServingSLO
     return underway or knobs_moved_at is None or now - knobs_moved_at >= slo.window
 
 
-def _underway(snapshot: Snapshot, memory: ScaleMemory, wish: Wish) -> bool:
+def _underway(snapshot: Snapshot, memory: ScaleMemory, wish: DesiredReplicas) -> bool:
     return wish.replicas == memory.decided and snapshot.policy is not None and bool(snapshot.policy.cordoned)
 
 
 def _scale_actions(
-    snapshot: Snapshot, wish: Wish, memory: ScaleMemory, now: float, drain_budget: float
+    snapshot: Snapshot, wish: DesiredReplicas, memory: ScaleMemory, now: float, drain_budget: float
 ) -> tuple[list[Action], ScaleMemory]:
     scale = snapshot.scale
     if scale is None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from headway_core.planning.knobs import Estimate
-from headway_core.planning.snapshot import Phase, Replica, Snapshot, Traffic
+from headway_core.planning.snapshot import ObservedReplica, Phase, Snapshot, Traffic
 from headway_core.slo import ServingSLO
 
 UP_BAND = 0.05
@@ -46,7 +46,7 @@ class ScaleMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DesiredReplicas:
     """Replicas wanted. `replicas` None: hold what is there. `unbounded` is what the load needs before bounds, when that
     is known."""
 
@@ -70,15 +70,17 @@ class Retirement:
 
 def wanted_replicas(
     snapshot: Snapshot, slo: ServingSLO, found: Estimate, memory: ScaleMemory, now: float
-) -> tuple[Wish, ScaleMemory]:
+) -> tuple[DesiredReplicas, ScaleMemory]:
     """The number of replicas that the load asks for, stabilised and within bounds."""
     bounds = slo.bounds.replicas
     scale = snapshot.scale
     if bounds is None or bounds.min is None or scale is None:
-        return Wish(None, "replicas are not managed"), memory
+        return DesiredReplicas(None, "replicas are not managed"), memory
     memory = _remember_rates(found, memory, slo.window, now)
     if scale < bounds.min:
-        return Wish(bounds.min, f"{scale} replicas are fewer than spec.bounds.replicas.min {bounds.min}"), memory
+        return DesiredReplicas(
+            bounds.min, f"{scale} replicas are fewer than spec.bounds.replicas.min {bounds.min}"
+        ), memory
     blocked = _unknown(snapshot)
     traffic = snapshot.traffic
     if blocked or traffic is None:
@@ -97,16 +99,16 @@ def wanted_replicas(
         else _stabilised(wish, scale, slo, memory, now)
     )
     clipped = bounds.clip(stable)
-    return Wish(clipped, message + why, unbounded=wish), memory
+    return DesiredReplicas(clipped, message + why, unbounded=wish), memory
 
 
-def _held(snapshot: Snapshot, slo: ServingSLO, scale: int, why: str) -> Wish:
+def _held(snapshot: Snapshot, slo: ServingSLO, scale: int, why: str) -> DesiredReplicas:
     """What there is, since the load asks for no number; but no more than the maximum, which somebody may just have
     lowered."""
     most = slo.bounds.replicas.max if slo.bounds.replicas else None
     if most is not None and scale > most and not snapshot.rolling:
-        return Wish(most, f"{scale} replicas are more than spec.bounds.replicas.max {most}")
-    return Wish(None, f"replicas stay at {scale}: {why}")
+        return DesiredReplicas(most, f"{scale} replicas are more than spec.bounds.replicas.max {most}")
+    return DesiredReplicas(None, f"replicas stay at {scale}: {why}")
 
 
 def _unknown(snapshot: Snapshot) -> str:
@@ -207,7 +209,7 @@ def retire(
     return Retirement(names, cordoned, False, f"{', '.join(busy)} still busy"), memory
 
 
-def _order(replica: Replica, cordoned: bool, in_flight: Mapping[str, int] | None) -> tuple[int, int, str]:
+def _order(replica: ObservedReplica, cordoned: bool, in_flight: Mapping[str, int] | None) -> tuple[int, int, str]:
     """Unready pods first, since Kubernetes deletes them before it reads any cost; then those chosen before; then the
     emptiest."""
     if replica.phase is not Phase.READY:
@@ -217,7 +219,7 @@ def _order(replica: Replica, cordoned: bool, in_flight: Mapping[str, int] | None
     return (2 if cordoned else 3, max(load, (in_flight or {}).get(replica.name, 0)), replica.name)
 
 
-def _idle(replica: Replica, snapshot: Snapshot) -> bool:
+def _idle(replica: ObservedReplica, snapshot: Snapshot) -> bool:
     """Everybody says so: the replica itself, lately, and every gateway, under the policy that cordons it."""
     if not replica.fresh(snapshot.stale_after) or replica.report is None or snapshot.in_flight is None:
         return False

@@ -27,7 +27,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ObservedReplica:
     """One replica. `age` is that of `report`, seconds; both None when it never answered."""
 
     name: str
@@ -107,7 +107,7 @@ class Traffic:
 class Snapshot:
     """Everything `plan` looks at besides the object and its own memory."""
 
-    replicas: tuple[Replica, ...] = ()
+    replicas: tuple[ObservedReplica, ...] = ()
     scale: int | None = None
     """Replicas asked of the target now; None: not readable, or nothing that scales."""
     rolling: bool = False
@@ -129,12 +129,12 @@ class Snapshot:
     stale_after: float = 15.0
 
     @property
-    def serving(self) -> tuple[Replica, ...]:
+    def serving(self) -> tuple[ObservedReplica, ...]:
         """Replicas that take requests."""
         return tuple(replica for replica in self.replicas if replica.serves)
 
     @property
-    def fresh(self) -> tuple[Replica, ...]:
+    def fresh(self) -> tuple[ObservedReplica, ...]:
         """Serving replicas whose report is not stale: the only ones that vote."""
         return tuple(replica for replica in self.replicas if replica.fresh(self.stale_after))
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from headway_core.admission import Load, ReplicaLoad, Request
-from headway_core.contract import Capacity, ClassLoad, Knobs, ReplicaState, RuntimeReport
+from headway_core.admission import PoolLoad, ReplicaLoad, Request
+from headway_core.contract import ClassLoad, EngineLimits, Knobs, ReplicaState, RuntimeReport
 from headway_core.slo import Objectives, PriorityClass, TtftObjective
 
 MakeClass = Callable[..., PriorityClass]
@@ -67,12 +67,12 @@ def replica_load() -> MakeReplica:
 
 
 @pytest.fixture
-def busy(replica_load: MakeReplica) -> Callable[..., Load]:
+def busy(replica_load: MakeReplica) -> Callable[..., PoolLoad]:
     """A load of one replica that is computing, so that newcomers have to wait, with these requests waiting."""
 
-    def make(*waiting: Request, backlog: float = 1.0, priority: int = 10, **changes: object) -> Load:
+    def make(*waiting: Request, backlog: float = 1.0, priority: int = 10, **changes: object) -> PoolLoad:
         replica = replica_load(backlog={priority: backlog}, running={priority: 1}, **changes)
-        return Load((replica,), sorted(waiting, key=lambda one: (-one.priority, one.arrival, one.request_id)))
+        return PoolLoad((replica,), sorted(waiting, key=lambda one: (-one.priority, one.arrival, one.request_id)))
 
     return make
 
@@ -90,7 +90,7 @@ def report() -> MakeReport:
             seq=next(numbers),
             at=0.0,
             state=ReplicaState.READY,
-            capacity=Capacity(
+            capacity=EngineLimits(
                 max_num_seqs=8, prefill_token_budget=512, max_model_len=32_768, block_size=16, total_blocks=10_000
             ),
             effective=Knobs(),

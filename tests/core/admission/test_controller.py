@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from headway_core.admission import AdmissionController, Admit, Load, Rule, Shed, Wait
+from headway_core.admission import AdmissionController, Admit, PoolLoad, Rule, Shed, Wait
 from headway_core.contract import ShedReason
 
 
@@ -192,7 +192,7 @@ def test_a_class_without_a_ttft_objective_waits_as_long_as_it_may(priority_class
 
 def test_nothing_ready_and_draining_are_not_contention(priority_class, request_of, busy) -> None:
     slo = priority_class()
-    empty = controller().decide(request_of(slo=slo), Load(()), [slo], 0.0)
+    empty = controller().decide(request_of(slo=slo), PoolLoad(()), [slo], 0.0)
     leaving = controller().decide(request_of(slo=slo), replace(busy(), draining=True), [slo], 0.0)
     assert isinstance(empty, Shed)
     assert isinstance(leaving, Shed)

@@ -6,16 +6,16 @@ import random
 import time
 
 import pytest
-from headway_core.admission import AdmissionController, Door, Fleet, QueueLimits, Rule, WaitingQueue
+from headway_core.admission import AdmissionController, AdmissionQueue, Fleet, PoolAdmission, QueueLimits, Rule
 from headway_core.contract import ClassLoad, ReplicaState, ShedReason
 
 
-def door_of(*classes, rule: Rule = Rule.MOORE, limits: QueueLimits = QueueLimits()) -> Door:
-    return Door(
+def door_of(*classes, rule: Rule = Rule.MOORE, limits: QueueLimits = QueueLimits()) -> PoolAdmission:
+    return PoolAdmission(
         classes,
         "gw",
         controller=AdmissionController(rule, margin=0.0),
-        queue=WaitingQueue(limits),
+        queue=AdmissionQueue(limits),
         fleet=Fleet("gw", interval=1.0),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from headway_core.admission import AdmissionController, Rule
-from headway_core.admission.lengths import OfferedLengths
+from headway_core.admission.offered_lengths import OfferedLengths
 from headway_core.admission.rules import not_worth_starting
 from headway_core.contract import ShedReason
 

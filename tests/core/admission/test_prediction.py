@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from headway_core.admission.load import Load
+from headway_core.admission.pool_load import PoolLoad
 from headway_core.admission.prediction import Forecast, predict
 from headway_core.contract import ShedReason
 
@@ -50,11 +50,11 @@ def test_what_a_class_finds_in_the_engine_is_its_own_and_higher_work(priority_cl
 def test_an_unknown_rate_is_never_taken_for_a_number(request_of, replica_load, changes, known) -> None:
     running = {"running": {0: 1}}
     assert (predict(request_of(), replica_load(**running, **changes)).ttft is not None) is known
-    assert (Forecast(Load((replica_load(**running, **changes),)), {}).add(request_of()).ttft is not None) is known
+    assert (Forecast(PoolLoad((replica_load(**running, **changes),)), {}).add(request_of()).ttft is not None) is known
 
 
 def test_a_queue_is_laid_over_the_replicas_that_are_ready_first(request_of, replica_load) -> None:
-    load = Load((replica_load("a", backlog={0: 1000.0}), replica_load("b", prefill_rate=500.0)))
+    load = PoolLoad((replica_load("a", backlog={0: 1000.0}), replica_load("b", prefill_rate=500.0)))
     laid_out = Forecast(load, {})
     # b from 0 to 2, a from 1 to 2, then both again at 2.
     assert [laid_out.add(request_of(1000)).prefill_wait for _ in range(4)] == [0.0, 1.0, 2.0, 2.0]
@@ -71,7 +71,7 @@ def test_the_first_late_one_is_the_first_whose_own_prediction_is_late(
         "nothing": {},
         "unknown": {"prefill_rate": None, "completion_rate": None, "free_slots": 0, "block_release_rate": None},
     }[binding]
-    load = Load(
+    load = PoolLoad(
         (replica_load("a", running={0: 1}, iteration=0.1, **changes), replica_load("b", running={0: 1}, **changes))
     )
     rng = random.Random(3)
@@ -98,7 +98,7 @@ def test_lower_classes_are_charged_for_what_higher_ones_will_send_up_to_their_ow
     low = request_of(slo=priority_class(0))
     ahead = {0: 2000.0}
     for higher, stretch in ((0.0, 1.0), (500.0, 2.0), (5000.0, 4.0)):
-        load = Load((replica_load(backlog=ahead, running={0: 1}),), higher_work={0: higher})
+        load = PoolLoad((replica_load(backlog=ahead, running={0: 1}),), higher_work={0: higher})
         prediction = Forecast(load, {0: 0.25, 10: 0.75}).add(low)
         assert prediction.prefill_wait == pytest.approx(2.0 * stretch)
 

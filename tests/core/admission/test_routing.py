@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway_core.admission import Door, Fleet, Load, PrefixIndex, prefix_chain
+from headway_core.admission import Fleet, PoolAdmission, PoolLoad, PrefixIndex, prefix_chain
 from headway_core.admission.routing import choose
 from headway_core.contract import tenant_salt
 
@@ -10,8 +10,8 @@ from headway_core.contract import tenant_salt
 def test_the_least_predicted_ttft_wins_and_equals_go_to_the_one_with_less_in_flight(request_of, replica_load) -> None:
     slow = replica_load("slow", prefill_rate=500.0)
     fast = replica_load("fast", backlog={0: 400.0}, running={0: 1}, budget=512)
-    assert choose(request_of(1000), Load((slow, fast))).replica == "fast"
-    pair = Load((replica_load("a", in_flight=3), replica_load("b", in_flight=1)))
+    assert choose(request_of(1000), PoolLoad((slow, fast))).replica == "fast"
+    pair = PoolLoad((replica_load("a", in_flight=3), replica_load("b", in_flight=1)))
     assert choose(request_of(1000), pair).replica == "b"
 
 
@@ -20,9 +20,9 @@ def test_a_warm_replica_wins_as_long_as_it_saves_more_than_it_makes_one_wait(req
     cold = replica_load("cold")
     for backlog, winner in ((500.0, "warm"), (1000.0, "cold")):
         warm = replica_load("warm", backlog={0: backlog}, running={0: 1}, budget=2000)
-        route = choose(one, Load((cold, warm)), {"warm": 3})
+        route = choose(one, PoolLoad((cold, warm)), {"warm": 3})
         assert route.replica == winner
-    assert choose(one, Load((replica_load("warm"),)), {"warm": 3}).cached_tokens == 900
+    assert choose(one, PoolLoad((replica_load("warm"),)), {"warm": 3}).cached_tokens == 900
 
 
 def test_windows_of_tokens_slots_and_blocks_keep_the_engines_queue_short(request_of, replica_load) -> None:
@@ -37,7 +37,7 @@ def test_windows_of_tokens_slots_and_blocks_keep_the_engines_queue_short(request
     assert replica_load(free_slots=0, waiting={}, completion_rate=10.0, slack=0.1, **running).accepts(one)
     assert not replica_load(free_blocks=62, **running).accepts(one)
     assert replica_load(free_blocks=63, **running).accepts(one)
-    assert choose(one, Load((replica_load(free_slots=0, **running),))) is None
+    assert choose(one, PoolLoad((replica_load(free_slots=0, **running),))) is None
 
 
 def test_a_higher_class_looks_past_lower_work_and_may_take_a_lower_slot(
@@ -51,14 +51,14 @@ def test_a_higher_class_looks_past_lower_work_and_may_take_a_lower_slot(
 def test_an_unmeasured_replica_is_tried_when_idle_and_is_otherwise_the_last_choice(request_of, replica_load) -> None:
     known = replica_load("known", backlog={0: 300.0}, running={0: 1}, budget=512)
     unknown = replica_load("unknown", prefill_rate=None)
-    assert choose(request_of(100), Load((known, unknown))).replica == "unknown"
+    assert choose(request_of(100), PoolLoad((known, unknown))).replica == "unknown"
     occupied = replica_load("unknown", prefill_rate=None, in_flight=1, running={0: 1})
-    assert choose(request_of(100), Load((known, occupied))).replica == "known"
+    assert choose(request_of(100), PoolLoad((known, occupied))).replica == "known"
 
 
 def test_a_crowd_does_not_fall_upon_a_replica_that_has_just_come_up(priority_class, request_of, report) -> None:
     slo = priority_class(target=100.0)
-    door = Door((slo,), "gw", fleet=Fleet("gw", interval=1.0))
+    door = PoolAdmission((slo,), "gw", fleet=Fleet("gw", interval=1.0))
     door.report(report("old"), 0.0)
     for _ in range(60):
         door.offer(request_of(400, slo=slo), 0.0)

@@ -8,8 +8,8 @@ import random
 import pytest
 from headway_core.admission import Outliers, TokenEstimator
 from headway_core.admission.outliers import LONGEST_EJECTION
-from headway_core.admission.rates import RateMeter
-from headway_core.admission.retry_after import LONGEST, Appointments, retry_after, spread
+from headway_core.admission.rate_meter import RateMeter
+from headway_core.admission.retry_after import LONGEST, RetrySchedule, retry_after, spread
 
 
 def test_consecutive_server_errors_eject_for_a_time_that_grows_and_success_starts_over() -> None:
@@ -63,7 +63,7 @@ def test_retry_after_is_a_whole_number_bounded_jittered_and_never_falls_as_the_b
 
 
 def test_each_one_told_to_come_back_is_given_a_later_time_until_the_earlier_had_theirs() -> None:
-    appointments = Appointments()
+    appointments = RetrySchedule()
     assert appointments.wait(100.0) == 0.0
     waits = []
     for _ in range(5):

@@ -6,14 +6,14 @@ import math
 import random
 
 import pytest
-from headway_core.admission import QueueLimits, WaitingQueue
+from headway_core.admission import AdmissionQueue, QueueLimits
 
 
 def test_the_highest_class_goes_first_and_within_a_class_the_order_is_that_of_arrival(
     priority_class, request_of
 ) -> None:
     low, high = priority_class(0), priority_class(5)
-    queue = WaitingQueue()
+    queue = AdmissionQueue()
     made = [request_of(arrival=at, slo=slo) for at, slo in ((0, low), (1, high), (2, low), (3, high), (3, high))]
     for one in made:
         queue.push(one)
@@ -27,7 +27,7 @@ def test_the_highest_class_goes_first_and_within_a_class_the_order_is_that_of_ar
 
 
 def test_one_that_comes_back_keeps_its_place(request_of) -> None:
-    queue = WaitingQueue()
+    queue = AdmissionQueue()
     first, second, third = (request_of(arrival=at) for at in (0.0, 1.0, 2.0))
     for one in (second, third, first):
         queue.push(one)
@@ -35,7 +35,7 @@ def test_one_that_comes_back_keeps_its_place(request_of) -> None:
 
 
 def test_bounds_in_requests_and_bytes_hold_and_room_comes_back(request_of) -> None:
-    queue = WaitingQueue(QueueLimits(requests=2, bytes=100, seconds=10))
+    queue = AdmissionQueue(QueueLimits(requests=2, bytes=100, seconds=10))
     big, small, other = request_of(size_bytes=90), request_of(size_bytes=10), request_of(size_bytes=1)
     queue.push(big)
     assert not queue.fits(request_of(size_bytes=11))
@@ -52,7 +52,7 @@ def test_bounds_in_requests_and_bytes_hold_and_room_comes_back(request_of) -> No
 
 
 def test_bounds_in_seconds_are_the_classs_own_or_else_the_queues(priority_class, request_of) -> None:
-    queue = WaitingQueue(QueueLimits(seconds=10))
+    queue = AdmissionQueue(QueueLimits(seconds=10))
     patient = request_of(slo=priority_class(1, max_queue_time=60.0))
     usual = request_of(slo=priority_class(0))
     urgent = request_of(slo=priority_class(0))
@@ -71,7 +71,7 @@ def test_bounds_in_seconds_are_the_classs_own_or_else_the_queues(priority_class,
 def test_everybody_leaves_exactly_once_whatever_happens(priority_class, request_of) -> None:
     rng = random.Random(7)
     classes = [priority_class(rank, max_queue_time=rng.uniform(1, 5)) for rank in range(3)]
-    queue = WaitingQueue(QueueLimits(requests=50, bytes=10_000, seconds=5))
+    queue = AdmissionQueue(QueueLimits(requests=50, bytes=10_000, seconds=5))
     entered: set[int] = set()
     left: list[int] = []
     now = 0.0
@@ -115,7 +115,7 @@ def test_a_low_class_under_an_endless_stream_of_higher_ones_is_served_within_the
         priority_class(10, shares=shares[0]),
         priority_class(0, shares=shares[1], target=None, max_queue_time=1e6),
     )
-    queue = WaitingQueue(QueueLimits(seconds=1e6), ageing=5.0)
+    queue = AdmissionQueue(QueueLimits(seconds=1e6), ageing=5.0)
     rate, now = 1000.0, 0.0
     waiting_low = [request_of(tokens=2000, arrival=0.0, slo=low) for _ in range(4)]
     for one in waiting_low:
@@ -145,7 +145,7 @@ def test_a_low_class_under_an_endless_stream_of_higher_ones_is_served_within_the
 
 def test_a_fresh_low_request_never_goes_before_a_higher_class(priority_class, request_of) -> None:
     high, low = priority_class(10), priority_class(0)
-    queue = WaitingQueue(ageing=5.0)
+    queue = AdmissionQueue(ageing=5.0)
     queue.push(request_of(tokens=10, arrival=0.0, slo=low))
     for step in range(40):
         now = step * 0.1

@@ -11,7 +11,7 @@ from collections import Counter, deque
 
 import pytest
 from headway_core.batching.digests import extend_digests
-from headway_core.batching.plan import EventKind, IterationResult, Limits, Outcome
+from headway_core.batching.plan import EventKind, ItemResult, IterationResult, Limits
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.sequence import Sequence, State
 
@@ -150,7 +150,7 @@ class Engine:
         outcomes = []
         for (seq_id, epoch), token in sampled.items():
             length, produced = self.lengths[seq_id], len(self.outputs[seq_id]) + 1
-            outcomes.append(Outcome(seq_id, epoch, length is not None and produced >= length))
+            outcomes.append(ItemResult(seq_id, epoch, length is not None and produced >= length))
             assert 0 <= token < VOCABULARY
         self.now += 1.0
         events = self.scheduler.complete(IterationResult(plan.plan_id, tuple(outcomes), None), self.now)

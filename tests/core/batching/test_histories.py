@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from headway_core.batching.plan import Limits
-from headway_core.batching.policies import DynamicSplit, Fcfs, PriorityPreemptive, ShortestJobFirst
+from headway_core.batching.scheduling_policies import Fcfs, PriorityPreemptive, ShortestJobFirst, SloAware
 from headway_core.errors import Unschedulable
 from headway_core.latency import StepTimeModel, calibration_shapes
 
@@ -28,7 +28,7 @@ STEP_TIMES = step_times()
 
 POLICIES = {
     "priority": lambda patience: PriorityPreemptive(patience=patience),
-    "dynamic": lambda patience: DynamicSplit(
+    "dynamic": lambda patience: SloAware(
         patience=patience, step_times=STEP_TIMES, least_budget=3, longest_iteration=1.0
     ),
     "shortest": lambda patience: ShortestJobFirst(patience=patience),

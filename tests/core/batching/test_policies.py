@@ -2,8 +2,14 @@
 
 import pytest
 from headway_core.batching.deadlines import TokenDeadlines
-from headway_core.batching.plan import IterationResult, Limits, Outcome
-from headway_core.batching.policies import DynamicSplit, Fcfs, PriorityPreemptive, ShortestJobFirst, View
+from headway_core.batching.plan import ItemResult, IterationResult, Limits
+from headway_core.batching.scheduling_policies import (
+    Fcfs,
+    IterationView,
+    PriorityPreemptive,
+    ShortestJobFirst,
+    SloAware,
+)
 from headway_core.batching.sequence import Sequence
 from headway_core.latency import StepTimeModel, calibration_shapes
 
@@ -85,7 +91,7 @@ def test_a_long_job_is_not_starved_by_short_ones(engine):
 
 
 def test_the_budget_fills_what_the_tightest_target_leaves(engine, step_times):
-    run = engine(blocks=2000, block_size=4, budget=10_000, policy=DynamicSplit(step_times=step_times))
+    run = engine(blocks=2000, block_size=4, budget=10_000, policy=SloAware(step_times=step_times))
     run.add(20, max_tokens=500, tpot_target=0.10)
     run.add(20, max_tokens=500, tpot_target=0.05)
     run.step()
@@ -96,25 +102,25 @@ def test_the_budget_fills_what_the_tightest_target_leaves(engine, step_times):
 
 
 def test_without_a_target_an_iteration_stays_under_half_a_second(engine, step_times):
-    run = engine(blocks=2000, block_size=4, budget=10_000, policy=DynamicSplit(step_times=step_times))
+    run = engine(blocks=2000, block_size=4, budget=10_000, policy=SloAware(step_times=step_times))
     run.add(4000, max_tokens=5)
     assert seconds(run.launch().shape) == pytest.approx(0.5, rel=0.03)
 
 
 def test_the_limit_stays_the_ceiling(engine, step_times):
-    run = engine(blocks=2000, block_size=4, budget=100, policy=DynamicSplit(step_times=step_times))
+    run = engine(blocks=2000, block_size=4, budget=100, policy=SloAware(step_times=step_times))
     run.add(4000, max_tokens=5)
     assert run.launch().shape.prefill_tokens == 100
 
 
 def test_the_least_budget_does_not_lift_the_limit(engine, step_times):
-    run = engine(blocks=2000, block_size=4, budget=5, policy=DynamicSplit(step_times=step_times, least_budget=24))
+    run = engine(blocks=2000, block_size=4, budget=5, policy=SloAware(step_times=step_times, least_budget=24))
     run.add(20, max_tokens=5)
     assert run.launch().shape.prefill_tokens == 5
 
 
 def test_prefill_that_waits_gets_its_least_budget_even_when_the_target_is_tighter_than_that(engine, step_times):
-    run = engine(blocks=2000, block_size=4, budget=1000, policy=DynamicSplit(step_times=step_times, least_budget=24))
+    run = engine(blocks=2000, block_size=4, budget=1000, policy=SloAware(step_times=step_times, least_budget=24))
     run.add(20, max_tokens=500, tpot_target=0.012)
     run.step()
     run.add(100, max_tokens=5)
@@ -128,13 +134,13 @@ def test_slack_does_not_stretch_an_iteration(step_times):
     seq.num_tokens += 500
     deadlines = TokenDeadlines()
     deadlines.join(seq)
-    view = View(Limits(4, 10_000), 1, 100, 0, deadlines)
-    budget = DynamicSplit(step_times=step_times).budget(view, 1000.0)
+    view = IterationView(Limits(4, 10_000), 1, 100, 0, deadlines)
+    budget = SloAware(step_times=step_times).budget(view, 1000.0)
     assert 0.010 + 0.001 * (budget + 1) + 1e-5 * 100 == pytest.approx(0.05, rel=0.05)
 
 
 def test_a_sequence_past_recovery_no_longer_holds_prefill_down(engine, step_times):
-    run = engine(blocks=2000, block_size=4, budget=10_000, policy=DynamicSplit(step_times=step_times))
+    run = engine(blocks=2000, block_size=4, budget=10_000, policy=SloAware(step_times=step_times))
     late = run.add(20, max_tokens=100, tpot_target=0.05)
     run.step()
     run.add(4000, max_tokens=5)
@@ -148,7 +154,7 @@ def test_a_sequence_past_recovery_no_longer_holds_prefill_down(engine, step_time
 
 
 def test_before_the_step_time_is_known_the_limit_alone_counts(engine):
-    run = engine(blocks=2000, block_size=4, budget=700, policy=DynamicSplit(step_times=StepTimeModel()))
+    run = engine(blocks=2000, block_size=4, budget=700, policy=SloAware(step_times=StepTimeModel()))
     run.add(20, max_tokens=500, tpot_target=0.012)
     run.step()
     run.add(2000, max_tokens=5)
@@ -159,13 +165,15 @@ def test_deep_context_counts_into_the_budget(step_times):
     model = StepTimeModel()
     shapes = calibration_shapes(max_num_seqs=4, prefill_token_budget=512, max_model_len=4096, pool_tokens=65_536)
     model.calibrate((shape, seconds(shape) + 1e-6 * shape.prefill_pairs) for shape in shapes)
-    policy = DynamicSplit(step_times=model)
-    shallow, deep = (policy.budget(View(Limits(4, 10_000), 0, 0, start, TokenDeadlines()), 0.0) for start in (0, 4000))
+    policy = SloAware(step_times=model)
+    shallow, deep = (
+        policy.budget(IterationView(Limits(4, 10_000), 0, 0, start, TokenDeadlines()), 0.0) for start in (0, 4000)
+    )
     assert deep < shallow / 2
 
 
 def test_targets_of_those_that_left_do_not_count(engine, step_times):
-    run = engine(blocks=2000, block_size=4, budget=10_000, policy=DynamicSplit(step_times=step_times), max_num_seqs=2)
+    run = engine(blocks=2000, block_size=4, budget=10_000, policy=SloAware(step_times=step_times), max_num_seqs=2)
     tight = run.add(20, max_tokens=500, tpot_target=0.02)
     run.step()
     run.add(4000, max_tokens=5)
@@ -188,7 +196,7 @@ def test_jumping_over_steady_decode_ends_where_walking_does(engine, policy):
             run.add(prompt, max_tokens=most)
         while len(scheduler):
             plan = scheduler.schedule(0.0)
-            outcomes = tuple(Outcome(item.seq_id, item.epoch, False) for item in plan.items if item.samples)
+            outcomes = tuple(ItemResult(item.seq_id, item.epoch, False) for item in plan.items if item.samples)
             scheduler.complete(IterationResult(plan.plan_id, outcomes, None), 0.0)
             iterations += 1
             if jump and plan.stable_for:

@@ -1,7 +1,7 @@
 """Rule 6 of `headway_core.batching.scheduler`: a second plan before the first is complete."""
 
 import pytest
-from headway_core.batching.plan import EventKind, IterationResult, Outcome
+from headway_core.batching.plan import EventKind, ItemResult, IterationResult
 from headway_core.batching.sequence import State
 
 
@@ -98,7 +98,7 @@ def test_results_come_in_the_order_of_the_plans_and_complete(engine):
     first, second = run.launch(), run.launch()
     before = run.scheduler.load(0.0)
     for result in (
-        IterationResult(second.plan_id, (Outcome(0, second.items[0].epoch, False),), None),
+        IterationResult(second.plan_id, (ItemResult(0, second.items[0].epoch, False),), None),
         IterationResult(first.plan_id, (), None),
         IterationResult(99, (), None),
     ):

@@ -4,13 +4,13 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
-from headway_core.contract import Capacity, Knobs, Mix, Policy, Pool, ReplicaState, RuntimeReport, StepTimeReport
-from headway_core.planning.snapshot import Demand, Phase, Replica, Snapshot, Traffic
+from headway_core.contract import EngineLimits, Knobs, Mix, Policy, Pool, ReplicaState, RuntimeReport, StepTimeReport
+from headway_core.planning.snapshot import Demand, ObservedReplica, Phase, Snapshot, Traffic
 from headway_core.slo import ServingSLO
 
 MODEL = StepTimeReport(0.010, 2e-5, 5e-5, 2e-7, 0.0, 1e-4, 64, 5000, 64, 2048, 0.02)
 MIX = Mix(500, 400.0, 0.0, 100.0, 450.0)
-CAPACITY = Capacity(256, 2048, 8192, 16, 65536)
+CAPACITY = EngineLimits(256, 2048, 8192, 16, 65536)
 START = Knobs(256, 2048)
 
 
@@ -44,7 +44,7 @@ def replica(name="pod-0", phase=Phase.READY, age=1.0, note="", **changes):
         step_time=MODEL,
         mix=MIX,
     )
-    return Replica(name, phase, dataclasses.replace(report, **changes) if age is not None else None, age, note)
+    return ObservedReplica(name, phase, dataclasses.replace(report, **changes) if age is not None else None, age, note)
 
 
 def pods(count):

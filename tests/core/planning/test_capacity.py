@@ -5,12 +5,12 @@ import dataclasses
 import math
 
 import pytest
-from headway_core.contract import Capacity, StepTimeReport
+from headway_core.contract import EngineLimits, StepTimeReport
 from headway_core.planning.capacity import (
     Binding,
-    Experience,
-    Promise,
+    MeasuredRange,
     ReplicaCapacity,
+    Targets,
     Unreachable,
     Workload,
     solve,
@@ -18,7 +18,7 @@ from headway_core.planning.capacity import (
 )
 from headway_core.slo import Bounds, Objectives, Range, TpotObjective, TtftObjective
 
-WIDE = Capacity(4096, 8192, 131072, 16, 1_000_000)
+WIDE = EngineLimits(4096, 8192, 131072, 16, 1_000_000)
 LINE = StepTimeReport(0.012, 4e-5, 4e-5, 1.5e-7, 0.0, 0.0, 1, 1000, 256, 4096)
 
 
@@ -70,7 +70,7 @@ LOADS = {
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_knobs_equal_a_sweep_of_all_settings(model, load, target):
-    found = solve(model, load, Promise(target, None), WIDE, rho=0.8)
+    found = solve(model, load, Targets(target, None), WIDE, rho=0.8)
     assert isinstance(found, ReplicaCapacity)
     n, p = sweep(model, load, target, 0.8)
     assert abs(found.sequences - n) <= 1.0, (found, n, p)
@@ -85,7 +85,7 @@ def test_on_a_straight_line_the_answer_is_the_formula(load):
     target, rho = 0.06, 0.8
     s, o = load.prompt - load.cached, load.output
     n = (target - a) / (b * s / (rho * o) + d + e * load.context)
-    found = solve(LINE, load, Promise(target, None), WIDE, rho=rho)
+    found = solve(LINE, load, Targets(target, None), WIDE, rho=rho)
     assert found.sequences == pytest.approx(n, rel=1e-4)
     assert found.budget == pytest.approx(max(16.0, n * s / (rho * o)), rel=1e-4)
     assert found.rate == pytest.approx(n / (o * target), rel=1e-3)
@@ -112,13 +112,13 @@ BOUND = {
         "32 prefill tokens",
     ),
     "bounds": (WIDE, Bounds(max_num_seqs=Range(1, 5)), None, Binding.BOUNDS, "spec.bounds.maxNumSeqs.max is 5"),
-    "experience": (WIDE, Bounds(), Experience(12, 4096), Binding.EXPERIENCE, "12 sequences"),
+    "experience": (WIDE, Bounds(), MeasuredRange(12, 4096), Binding.EXPERIENCE, "12 sequences"),
 }
 
 
 @pytest.mark.parametrize(("capacity", "bounds", "experience", "binding", "words"), BOUND.values(), ids=BOUND)
 def test_the_binding_term_is_named(capacity, bounds, experience, binding, words):
-    found = solve(LINE, CHAT, Promise(0.06, None), capacity, bounds=bounds, experience=experience)
+    found = solve(LINE, CHAT, Targets(0.06, None), capacity, bounds=bounds, experience=experience)
     assert found.binding is binding
     assert words in found.message
     if binding is Binding.KV:
@@ -126,18 +126,18 @@ def test_the_binding_term_is_named(capacity, bounds, experience, binding, words)
 
 
 def test_without_tpot_an_iteration_is_still_bounded():
-    found = solve(LINE, CHAT, Promise(None, 5.0), WIDE)
+    found = solve(LINE, CHAT, Targets(None, 5.0), WIDE)
     assert found.binding is Binding.ITERATION
     assert found.iteration <= 0.5 * (1 + 1e-6)
 
 
 def test_what_no_setting_can_keep_is_refused_in_numbers():
     slow = dataclasses.replace(LINE, base=0.0308)
-    found = solve(slow, CHAT, Promise(0.020, None), WIDE)
+    found = solve(slow, CHAT, Targets(0.020, None), WIDE)
     assert isinstance(found, Unreachable)
     assert found.reason == "TPOTUnreachable"
     assert found.message == "TPOT 20ms unreachable: one sequence already takes 30.9ms"
-    long = solve(LINE, Workload(100_000, 0, 100, 100_050), Promise(0.05, 1.0), WIDE)
+    long = solve(LINE, Workload(100_000, 0, 100, 100_050), Targets(0.05, 1.0), WIDE)
     assert isinstance(long, Unreachable)
     assert long.reason == "TTFTUnreachable"
     assert "TTFT 1s unreachable: the 100000 prefill tokens" in long.message
@@ -145,14 +145,14 @@ def test_what_no_setting_can_keep_is_refused_in_numbers():
 
 def test_a_short_ttft_raises_the_budget_over_what_the_mix_needs():
     load = Workload(64, 0, 2000, 1064)  # next to no prefill on average
-    lazy = solve(LINE, load, Promise(0.05, None), WIDE)
-    prompt = solve(LINE, load, Promise(0.05, 0.1), WIDE)
+    lazy = solve(LINE, load, Targets(0.05, None), WIDE)
+    prompt = solve(LINE, load, Targets(0.05, 0.1), WIDE)
     assert lazy.prefill_token_budget < 64 * 0.05 / 0.1 < prompt.prefill_token_budget
     assert prompt.iteration <= 0.05 * (1 + 1e-6)
 
 
 SHORT = Workload(60, 50, 100, 110)  # ten tokens to compute for a hundred of answer
-TIMID = Experience(20, 3)
+TIMID = MeasuredRange(20, 3)
 FLOORS = {
     "a block": (WIDE, Bounds(), None, 0.05, TIMID, 16),
     "a larger block": (dataclasses.replace(WIDE, block_size=64), Bounds(), None, 0.05, TIMID, 64),
@@ -168,14 +168,14 @@ FLOORS = {
 def test_a_short_cached_mix_still_leaves_a_block_for_a_prompt_that_is_neither(
     capacity, bounds, ttft, tpot, experience, least
 ):
-    found = solve(LINE, SHORT, Promise(tpot, ttft), capacity, bounds=bounds, experience=experience)
+    found = solve(LINE, SHORT, Targets(tpot, ttft), capacity, bounds=bounds, experience=experience)
     assert found.prefill_token_budget == least
     assert found.sequences >= 1 - 1e-6
     assert found.rate > 0
 
 
 def test_a_minimum_that_breaks_the_promise_is_obeyed_and_said():
-    found = solve(LINE, CHAT, Promise(0.02, None), WIDE, bounds=Bounds(max_num_seqs=Range(500, None)))
+    found = solve(LINE, CHAT, Targets(0.02, None), WIDE, bounds=Bounds(max_num_seqs=Range(500, None)))
     assert found.max_num_seqs == 500
     assert "spec.bounds.maxNumSeqs.min 500 is more than" in found.out_of_bounds
 
@@ -186,7 +186,7 @@ def test_the_tightest_class_rules():
         Objectives(TtftObjective(60.0)),
         Objectives(None, TpotObjective(0.2)),
     ]
-    assert Promise.tightest(objectives, 2000) == Promise(0.05, 2.0)
+    assert Targets.tightest(objectives, 2000) == Targets(0.05, 2.0)
 
 
 def test_the_mix_is_weighted_by_requests_and_unknown_without_any(make):

@@ -7,11 +7,11 @@ import math
 import random
 
 import pytest
-from headway_core.contract import ClassBooks, GatewayReport, Knobs, PoolBooks, ReplicaState
-from headway_core.planning.capacity import Promise, Workload, solve
+from headway_core.contract import ClassReport, GatewayReport, Knobs, PoolReport, ReplicaState
+from headway_core.planning.capacity import Targets, Workload, solve
 from headway_core.planning.plan import Cordon, Memory, Scale, SetKnobs, plan
 from headway_core.planning.snapshot import Phase, Snapshot
-from headway_core.planning.traffic import TrafficBook
+from headway_core.planning.traffic_window import TrafficWindow
 
 TICK, START_UP, MINUTE = 5.0, 60.0, 60.0
 
@@ -23,12 +23,12 @@ class Fleet:
         self.make, self.slo, self.noise = make, slo, noise
         self.random = random.Random(seed)
         load = Workload.of([make.mix])
-        self.one = solve(make.model, load, Promise(0.05, 2.0), make.capacity)
+        self.one = solve(make.model, load, Targets(0.05, 2.0), make.capacity)
         self.policy = make.policy(slo, Knobs(self.one.max_num_seqs, self.one.prefill_token_budget))
         self.pods = {f"pod-{index}": -START_UP for index in range(replicas)}
         self.born = replicas
         self.scale, self.offered = replicas, 0.0
-        self.book = TrafficBook(slo.target_name, slo.window)
+        self.book = TrafficWindow(slo.target_name, slo.window)
         self.history, self.knob_moves, self.unserved = [], [], 0.0
 
     def run(self, minutes, load, memory=None):
@@ -50,7 +50,7 @@ class Fleet:
         return memory
 
     def observe(self, now):
-        books = PoolBooks(self.slo.target_name, {"default": ClassBooks(offered=int(self.offered))})
+        books = PoolReport(self.slo.target_name, {"default": ClassReport(offered=int(self.offered))})
         self.book.record({"gw": GatewayReport("gw", "g", 1, now, ReplicaState.READY, (books,))}, ["gw"], now)
         drift = 1 + self.random.uniform(-self.noise, self.noise) / 2
         model = dataclasses.replace(

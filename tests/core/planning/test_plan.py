@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 from headway_core.contract import Knobs
-from headway_core.planning.capacity import Promise, Workload, solve
+from headway_core.planning.capacity import Targets, Workload, solve
 from headway_core.planning.knobs import KnobMemory, plan_knobs
 from headway_core.planning.plan import Cordon, Memory, Scale, SetKnobs, plan
 from headway_core.planning.snapshot import ClassTraffic, Demand, Phase, Traffic
@@ -21,7 +21,7 @@ def verdict(decision, kind):
 @pytest.fixture
 def best(make):
     """What one replica of `make` carries."""
-    return solve(make.model, Workload.of([make.mix]), Promise(0.05, 2.0), make.capacity)
+    return solve(make.model, Workload.of([make.mix]), Targets(0.05, 2.0), make.capacity)
 
 
 @pytest.fixture

@@ -1,17 +1,17 @@
 import dataclasses
 
-from headway_core.contract import ClassBooks, GatewayReport, PoolBooks, ReplicaState
-from headway_core.planning.traffic import TrafficBook
+from headway_core.contract import ClassReport, GatewayReport, PoolReport, ReplicaState
+from headway_core.planning.traffic_window import TrafficWindow
 
 
 def report(boot, **books):
     return GatewayReport(
-        "gw", boot, 1, 0.0, ReplicaState.READY, (PoolBooks("chat-runtime", {"default": ClassBooks(**books)}),)
+        "gw", boot, 1, 0.0, ReplicaState.READY, (PoolReport("chat-runtime", {"default": ClassReport(**books)}),)
     )
 
 
 def test_books_of_two_gateways_are_differenced_and_summed():
-    book = TrafficBook("chat-runtime", 60.0)
+    book = TrafficWindow("chat-runtime", 60.0)
     start = report(
         "g",
         offered=1000,
@@ -45,7 +45,7 @@ def test_books_of_two_gateways_are_differenced_and_summed():
 
 
 def test_other_pools_do_not_count():
-    book = TrafficBook("other", 60.0)
+    book = TrafficWindow("other", 60.0)
     for now, offered in [(0.0, 0), (10.0, 500)]:
         book.record({"a": report("g", offered=offered)}, ["a"], now)
     traffic = book.traffic(10.0)
@@ -53,7 +53,7 @@ def test_other_pools_do_not_count():
 
 
 def test_the_answer_to_a_restart_is_the_same_in_every_figure():
-    book = TrafficBook("chat-runtime", 60.0)
+    book = TrafficWindow("chat-runtime", 60.0)
     book.record({"a": report("g1", offered=500, ttft={5: 500})}, ["a"], 0.0)
     book.record({"a": dataclasses.replace(report("g2", offered=20, ttft={5: 20}))}, ["a"], 10.0)
     known = book.traffic(10.0).classes["default"]
@@ -61,7 +61,7 @@ def test_the_answer_to_a_restart_is_the_same_in_every_figure():
 
 
 def test_a_reading_that_is_looked_at_twice_counts_once():
-    book = TrafficBook("chat-runtime", 60.0)
+    book = TrafficWindow("chat-runtime", 60.0)
     for now, offered in [(0.0, 0), (10.0, 50), (10.0, 50), (20.0, 100)]:
         book.record({"a": report("g", offered=offered)}, ["a"], now)
     traffic = book.traffic(20.0)

@@ -24,12 +24,12 @@ import yaml
 from headway_core.contract import (
     ANNOTATION_POLICY_TOUCH,
     Acknowledgement,
-    Capacity,
-    ClassBooks,
+    ClassReport,
+    EngineLimits,
     GatewayReport,
     Knobs,
     Mix,
-    PoolBooks,
+    PoolReport,
     ReplicaState,
     RuntimeReport,
     StepTimeReport,
@@ -43,7 +43,7 @@ CRD = ROOT / "crds" / "servingslos.headway.dev.yaml"
 TARGET, GATEWAY = "chat-runtime", "headway-gateway"
 MODEL = StepTimeReport(0.010, 2e-4, 2e-4, 1e-6, 0.0, 0.0, 1, 5000, 256, 4096, 0.02)
 MIX = Mix(500, 400.0, 0.0, 100.0, 450.0)
-CAPACITY = Capacity(256, 4096, 8192, 16, 65536)
+CAPACITY = EngineLimits(256, 4096, 8192, 16, 65536)
 RULES = [
     ("coordination.k8s.io", "leases", "create get update"),
     ("headway.dev", "servingslos", "list watch"),
@@ -486,7 +486,7 @@ class World:
         if name.startswith(GATEWAY):
             offered = self.count()
             good = int(offered * self.quality)
-            books = ClassBooks(
+            books = ClassReport(
                 offered=offered,
                 admitted=offered,
                 outcomes={"ok": offered},
@@ -496,7 +496,7 @@ class World:
                 tpot={78: offered},
             )
             default = policy.default_class if policy else "default"
-            pool = PoolBooks(TARGET, {default: books}, answer, replica_in_flight=dict(self.running))
+            pool = PoolReport(TARGET, {default: books}, answer, replica_in_flight=dict(self.running))
             return GatewayReport(name, f"boot-{name}", 1, time.time(), ReplicaState.READY, (pool,))
         return RuntimeReport(
             replica=name,

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from headway_core.contract import Acknowledgement, ClassBooks, GatewayReport, Knobs, PoolBooks, ReplicaState
+from headway_core.contract import Acknowledgement, ClassReport, GatewayReport, Knobs, PoolReport, ReplicaState
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 
@@ -107,13 +107,13 @@ class Crowd:
         count = self.world.count()
         kept = {"ttft": count, "tpot": count, "all": count}
         books = {
-            "default": ClassBooks(
+            "default": ClassReport(
                 offered=count, outcomes={"ok": count}, good=kept, judged=kept, ttft={110: count}, tpot={78: count}
             )
         }
         first = int(number) * PER_GATEWAY
         pools = tuple(
-            PoolBooks(f"rt-{index}", books, self.acknowledgement(index)) for index in range(first, first + PER_GATEWAY)
+            PoolReport(f"rt-{index}", books, self.acknowledgement(index)) for index in range(first, first + PER_GATEWAY)
         )
         return GatewayReport(name, f"boot-{name}", 1, 0.0, ReplicaState.READY, pools)
 

@@ -6,9 +6,9 @@ import socket
 import numpy as np
 import pytest
 from headway_core.batching.plan import Limits
-from headway_core.contract import Capacity, ClassLoad, Mix, StepTimeReport
-from headway_runtime.link import MAX_MESSAGE_BYTES, EngineEnd, LinkClosed, Unframer, frame
-from headway_runtime.messages import (
+from headway_core.contract import ClassLoad, EngineLimits, Mix, StepTimeReport
+from headway_runtime.ipc.channel import MAX_MESSAGE_BYTES, ChannelClosed, EngineChannel, Unframer, frame
+from headway_runtime.ipc.messages import (
     AddSequence,
     Commands,
     Ended,
@@ -19,7 +19,7 @@ from headway_runtime.messages import (
     TokenLogprobs,
     TokenOut,
 )
-from headway_runtime.sampling import SamplingParams
+from headway_runtime.ipc.sampling_params import SamplingParams
 
 
 @pytest.fixture
@@ -41,13 +41,13 @@ def test_messages_arrive_whole_however_they_were_split(piece):
 
 
 def test_a_stream_that_cannot_be_ours_is_refused():
-    with pytest.raises(LinkClosed, match="broken"):
+    with pytest.raises(ChannelClosed, match="broken"):
         Unframer().feed((MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"))
 
 
 def test_draining_takes_what_is_there_and_does_not_wait(ends):
     ours, theirs = ends
-    end = EngineEnd(theirs)
+    end = EngineChannel(theirs)
     assert end.drain(wait=False) == []
     ours.sendall(frame({"n": 1}) + frame({"n": 2}) + frame({"n": 3})[:3])
     assert end.drain(wait=True) == [{"n": 1}, {"n": 2}]
@@ -56,16 +56,16 @@ def test_draining_takes_what_is_there_and_does_not_wait(ends):
 
 
 def test_a_reader_that_reads_nothing_never_blocks_the_engine_and_ends_it_at_the_bound(ends):
-    end = EngineEnd(ends[1], max_unsent=2_000_000)
+    end = EngineChannel(ends[1], max_unsent=2_000_000)
     for _ in range(20):
         end.send({"data": b"x" * 100_000})
-    with pytest.raises(LinkClosed, match="unread"):
+    with pytest.raises(ChannelClosed, match="unread"):
         end.send({"data": b"x" * 2_000_000})
 
 
 def test_what_was_left_unsent_goes_out_in_order_once_it_is_read(ends):
     ours, theirs = ends
-    end = EngineEnd(theirs)
+    end = EngineChannel(theirs)
     messages = [{"n": n, "data": b"x" * 50_000} for n in range(40)]
     for message in messages:
         end.send(message)
@@ -83,11 +83,11 @@ def test_what_was_left_unsent_goes_out_in_order_once_it_is_read(ends):
 @pytest.mark.parametrize("wait", [False, True])
 def test_a_closed_server_is_noticed(ends, wait):
     ours, theirs = ends
-    end = EngineEnd(theirs)
+    end = EngineChannel(theirs)
     ours.close()
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ChannelClosed):
         end.drain(wait=wait)
-    with pytest.raises(LinkClosed):
+    with pytest.raises(ChannelClosed):
         end.send({"n": 1})
 
 
@@ -104,7 +104,7 @@ def test_every_message_survives_the_wire():
     assert commands.add[0].prompt.tolist() == [1, 2**31 - 1]
     assert (commands.add[0].params, commands.add[0].seq_id, commands.add[0].ttft_target) == (params, 2**40, 0.5)
     assert (commands.number, commands.cancel, commands.limits) == (4, (8, 9), Limits(3, 70))
-    ready = Ready(Capacity(1, 2, 3, 4, 5), 300, (1, 3), 512)
+    ready = Ready(EngineLimits(1, 2, 3, 4, 5), 300, (1, 3), 512)
     assert Ready.unpack(over_the_wire(ready.pack())) == ready
     step_time, mix = StepTimeReport(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0.5), Mix(1, 2.0, 3.0, 4.0, 5.0)
     load = EngineLoad(

@@ -1,10 +1,10 @@
 """Load reports: what is on its way to the engine counts already, gateways are remembered but not for ever."""
 
 from headway_core.batching.plan import Limits
-from headway_core.contract import Acknowledgement, Capacity, ClassLoad, Knobs, ReplicaState
-from headway_runtime.engine_client import Unconfirmed
-from headway_runtime.load_report import MAX_GATEWAYS, LoadReports
-from headway_runtime.messages import EngineLoad, Ready
+from headway_core.contract import Acknowledgement, ClassLoad, EngineLimits, Knobs, ReplicaState
+from headway_runtime.ipc.messages import EngineLoad, Ready
+from headway_runtime.server.engine_client import Unconfirmed
+from headway_runtime.server.runtime_reporter import MAX_GATEWAYS, RuntimeReporter
 
 LOAD = EngineLoad(
     2,
@@ -29,7 +29,7 @@ LOAD = EngineLoad(
     20,
     {"blocks": 2, "slots": 1},
 )
-READY = Ready(Capacity(8, 64, 4096, 16, 100), 300, (1,), 512)
+READY = Ready(EngineLimits(8, 64, 4096, 16, 100), 300, (1,), 512)
 
 
 def report(reports, **changes):
@@ -48,15 +48,15 @@ def report(reports, **changes):
 
 def test_what_the_engine_has_not_taken_in_yet_is_waiting_all_the_same():
     coming = [Unconfirmed(4, 5, 1, 100), Unconfirmed(4, -1, 1, 50), Unconfirmed(5, -1, 1, 7)]
-    told = report(LoadReports("r", "p", "m"), unconfirmed=coming)
+    told = report(RuntimeReporter("r", "p", "m"), unconfirmed=coming)
     assert (told.running, told.waiting) == (2, 4)
     assert told.classes == (ClassLoad(5, 2, 2, 400), ClassLoad(-1, 2, 0, 57))
-    hint = LoadReports("r", "p", "m").hint(LOAD, coming)
+    hint = RuntimeReporter("r", "p", "m").hint(LOAD, coming)
     assert (hint.waiting, hint.remaining_prefill_tokens) == (4, {5: 400, -1: 57})
 
 
 def test_before_the_engine_is_up_nothing_is_claimed():
-    told = report(LoadReports("r", "p", "m"), state=ReplicaState.STARTING, ready=None, load=None, message="loading")
+    told = report(RuntimeReporter("r", "p", "m"), state=ReplicaState.STARTING, ready=None, load=None, message="loading")
     assert (told.state, told.message, told.capacity.total_blocks, told.prefill_rate, told.effective) == (
         ReplicaState.STARTING,
         "loading",
@@ -64,11 +64,11 @@ def test_before_the_engine_is_up_nothing_is_claimed():
         None,
         Knobs(),
     )
-    assert LoadReports("r", "p", "m").hint(None, ()) is None
+    assert RuntimeReporter("r", "p", "m").hint(None, ()) is None
 
 
 def test_reports_of_one_boot_are_numbered_and_show_the_policy():
-    reports = LoadReports("r", "p", "m")
+    reports = RuntimeReporter("r", "p", "m")
     acknowledged = Acknowledgement(7, "u", Knobs(8, 64))
     first, second = report(reports), report(reports, policy=acknowledged, cordoned=True)
     assert (second.seq, second.boot_id) == (first.seq + 1, first.boot_id)
@@ -76,7 +76,7 @@ def test_reports_of_one_boot_are_numbered_and_show_the_policy():
 
 
 def test_the_highest_dispatch_number_of_each_gateway_counts_and_old_gateways_are_forgotten():
-    reports = LoadReports("r", "p", "m")
+    reports = RuntimeReporter("r", "p", "m")
     for number in (1, 5, 3):
         reports.saw_dispatch("gw", number)
     assert report(reports).dispatched == {"gw": 5}

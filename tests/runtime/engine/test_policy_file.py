@@ -2,7 +2,7 @@
 
 import os
 
-from headway_runtime.policy_file import read_documents
+from headway_runtime.server.policy_watcher import read_documents
 
 
 def test_what_is_no_regular_file_is_passed_over(tmp_path):

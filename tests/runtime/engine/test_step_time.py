@@ -11,12 +11,12 @@ import pytest
 from headway_core.batching.plan import Limits
 from headway_core.batching.scheduler import Scheduler
 from headway_core.latency import StepTimeModel
-from headway_runtime.calibration import Calibration
-from headway_runtime.checkpoint import open_checkpoint
-from headway_runtime.engine import Engine
-from headway_runtime.messages import AddSequence
-from headway_runtime.model_runner import ModelRunner
-from headway_runtime.sampling import SamplingParams
+from headway_runtime.engine.calibration import Calibration
+from headway_runtime.engine.engine import Engine
+from headway_runtime.ipc.messages import AddSequence
+from headway_runtime.ipc.sampling_params import SamplingParams
+from headway_runtime.model.checkpoint import open_checkpoint
+from headway_runtime.model.model_runner import ModelRunner
 from headway_runtime.settings import find_model
 
 SLOTS, BUDGET, BLOCKS, BLOCK = 8, 64, 400, 16

@@ -5,9 +5,9 @@ import itertools
 import random
 
 import pytest
-from headway_runtime.messages import TokenLogprobs
-from headway_runtime.text_stream import TextStream
-from headway_runtime.tokenizer import Tokenizer
+from headway_runtime.ipc.messages import TokenLogprobs
+from headway_runtime.text.text_stream import TextStream
+from headway_runtime.text.tokenizer import Tokenizer
 
 TEXT = "한국어 테스트 👩‍👩‍👧 e\u0301 .A"
 

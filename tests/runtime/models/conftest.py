@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from headway_core.batching.digests import extend_digests
-from headway_core.batching.plan import EventKind, Item, IterationPlan, IterationResult, Limits, Outcome
+from headway_core.batching.plan import EventKind, ItemResult, IterationPlan, IterationResult, Limits, PlanItem
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.sequence import Sequence
-from headway_runtime.checkpoint import open_checkpoint
-from headway_runtime.model_runner import ModelRunner
-from headway_runtime.sampling import SamplingParams
+from headway_runtime.ipc.sampling_params import SamplingParams
+from headway_runtime.model.checkpoint import open_checkpoint
+from headway_runtime.model.model_runner import ModelRunner
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 LEAST_MARGIN = 1e-3
@@ -177,7 +177,7 @@ class Loop:
                 record.outputs[item.seq_id].append(token)
                 tokens = [*requests[item.seq_id].answer.prompt, *record.outputs[item.seq_id]]
                 extend_digests(sequences[item.seq_id].digests, tokens, self._pool["block_size"])
-            outcomes = tuple(Outcome(item.seq_id, item.epoch, finished=False) for item in sampling)
+            outcomes = tuple(ItemResult(item.seq_id, item.epoch, finished=False) for item in sampling)
             events = scheduler.complete(IterationResult(plan.plan_id, outcomes, None), now)
             assert sum(event.kind is EventKind.TOKEN for event in events) == len(sampling)
         scheduler.check()
@@ -200,7 +200,9 @@ class Loop:
                 self.runner.bind(item.row, known, params, len(request.answer.prompt))
                 bound[item.seq_id] = item.epoch
 
-    def _tokens(self, plan: IterationPlan, requests: list[Request], record: Record, sampling: list[Item]) -> list[int]:
+    def _tokens(
+        self, plan: IterationPlan, requests: list[Request], record: Record, sampling: list[PlanItem]
+    ) -> list[int]:
         if not self.runner:
             return [requests[item.seq_id].answer.output[len(record.outputs[item.seq_id])] for item in sampling]
         output = self.runner.execute(plan.items)

@@ -8,15 +8,15 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from headway_core.batching.plan import Item
-from headway_runtime import attention_cpu
-from headway_runtime.attention_compiled import CompiledAttention, kernels_for
-from headway_runtime.attention_cpu import CpuAttention
-from headway_runtime.attention_cuda import CudaAttention
-from headway_runtime.flat_batch import flatten
-from headway_runtime.kernels.library import kernels
-from headway_runtime.kv_cache import KVCache
-from headway_runtime.models.config import read_config
+from headway_core.batching.plan import PlanItem
+from headway_runtime.model import attention_cpu
+from headway_runtime.model.architecture.config import read_config
+from headway_runtime.model.attention_compiled import CompiledAttention, kernels_for
+from headway_runtime.model.attention_cpu import CpuAttention
+from headway_runtime.model.attention_cuda import CudaAttention
+from headway_runtime.model.flat_batch import flatten
+from headway_runtime.model.kernels.library import kernels
+from headway_runtime.model.kv_cache import KVCache
 
 ATTENTIONS = {
     "cpu": (CpuAttention, "cpu"),
@@ -113,8 +113,8 @@ def test_each_query_sees_its_own_past_and_nothing_else(name, block_size, window,
                     block,
                     offset,
                 )
-    items = [Item(row, 0, row, start, 1, True, ()) for row, start in enumerate(starts[:DECODES])]
-    items += [Item(row, 0, row, start, count, True, ()) for row, start, count in CHUNKS]
+    items = [PlanItem(row, 0, row, start, 1, True, ()) for row, start in enumerate(starts[:DECODES])]
+    items += [PlanItem(row, 0, row, start, count, True, ()) for row, start, count in CHUNKS]
     batch = flatten(items)
     attention.begin(batch)
     q = torch.randn(len(batch.rows), config.num_heads, 16)
@@ -132,7 +132,7 @@ def test_rows_that_are_too_many_for_one_sum_go_in_parts(entries, monkeypatch):
     tables, num_blocks = scattered_tables(16, draw)
     cache = KVCache(config, num_blocks, 16, torch.float32, torch.device("cpu"))
     cache.data.normal_()
-    batch = flatten([Item(row, 0, row, length - 1, 1, True, ()) for row, length in enumerate(LENGTHS)])
+    batch = flatten([PlanItem(row, 0, row, length - 1, 1, True, ()) for row, length in enumerate(LENGTHS)])
     q, new_keys, new_values = (torch.randn(len(LENGTHS), heads, 16) for heads in (6, 2, 2))
     whole = CpuAttention(config, cache, tables)
     monkeypatch.setattr(attention_cpu, "_BAG_ENTRIES", entries)
@@ -152,7 +152,7 @@ def test_decoding_rows_are_never_padded_to_the_longest():
     tables = np.arange(5 * 400, dtype=np.int32).reshape(5, 400)
     cache = KVCache(config, 1, block_size, torch.float32, torch.device("cpu"))
     attention = CpuAttention(config, cache, tables)
-    attention.begin(flatten([Item(row, 0, row, length - 1, 1, True, ()) for row, length in enumerate(lengths)]))
+    attention.begin(flatten([PlanItem(row, 0, row, length - 1, 1, True, ()) for row, length in enumerate(lengths)]))
     read = sum(run.value_rows.numel() for run in attention._decodes[None]) / config.num_heads
     assert read < 1.25 * sum(lengths)
 
@@ -182,7 +182,7 @@ def test_kernels_give_the_same_bits_on_any_number_of_threads(count):
     cache = KVCache(config, num_blocks, 16, torch.float32, torch.device("cpu"))
     cache.data.normal_()
     attention = make(CompiledAttention, config, cache, tables)
-    attention.begin(flatten([Item(row, 0, row, 0, length, True, ()) for row, length in enumerate(LENGTHS)]))
+    attention.begin(flatten([PlanItem(row, 0, row, 0, length, True, ()) for row, length in enumerate(LENGTHS)]))
     q, new_keys, new_values = (torch.randn(sum(LENGTHS), heads, 16) for heads in (6, 2, 2))
     alone = [attention.attend(layer, q, new_keys, new_values) for layer in range(2)]
     before = torch.get_num_threads()
@@ -202,7 +202,7 @@ def test_in_kernels_a_broken_number_stays_with_its_sequence():
     cache = KVCache(config, num_blocks, 16, torch.float32, torch.device("cpu"))
     cache.data.fill_(torch.nan)  # what a sequence has not written must not be read
     attention = make(CompiledAttention, config, cache, tables)
-    batch = flatten([Item(row, 0, row, 0, length, True, ()) for row, length in enumerate(LENGTHS)])
+    batch = flatten([PlanItem(row, 0, row, 0, length, True, ()) for row, length in enumerate(LENGTHS)])
     q, new_keys, new_values = (torch.randn(sum(LENGTHS), heads, 16) for heads in (6, 2, 2))
     broken = {6: torch.nan, 7: torch.inf}
     for row, number in broken.items():
@@ -228,7 +228,7 @@ def test_a_long_context_costs_little_beside_its_keys_and_values(window):
     attention = CpuAttention(config, cache, tables)
     groups, head_dim = 3, config.head_dim
 
-    attention.begin(flatten([Item(0, 0, 0, length - 1, 1, True, ())]))
+    attention.begin(flatten([PlanItem(0, 0, 0, length - 1, 1, True, ())]))
     one_layer = cache.data.nbytes / layers
     share = groups * (1 / block_size + 1 / head_dim) / 2
     assert held_bytes(attention._decodes) <= 1.1 * layers * one_layer * share
@@ -238,7 +238,7 @@ def test_a_long_context_costs_little_beside_its_keys_and_values(window):
 
     held = {}
     for count in (64, 1024):
-        attention.begin(flatten([Item(0, 0, 0, length - count, count, True, ())]))
+        attention.begin(flatten([PlanItem(0, 0, 0, length - count, count, True, ())]))
         held[count] = held_bytes((attention._prefills, attention._masks))
     assert held[1024] < 1.1 * held[64], "a longer chunk needs no more"
 
@@ -246,7 +246,7 @@ def test_a_long_context_costs_little_beside_its_keys_and_values(window):
     found = kernels_for(head_dim, block_size, torch.float32)
     compiled = None if found is None else CompiledAttention(config, cache, tables, found)
     for start in (length - 1, length - 100):
-        batch = flatten([Item(0, 0, 0, start, length - start, True, ())])
+        batch = flatten([PlanItem(0, 0, 0, start, length - start, True, ())])
         attention.begin(batch)
         q = torch.randn(len(batch.rows), config.num_heads, head_dim)
         new_keys, new_values = (torch.randn(len(batch.rows), 2, head_dim) for _ in range(2))

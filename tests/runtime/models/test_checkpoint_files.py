@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 from headway_core.errors import CheckpointError
-from headway_runtime.checkpoint import choose_dtype, open_checkpoint
+from headway_runtime.model.checkpoint import choose_dtype, open_checkpoint
 from safetensors.torch import load_file, save_file
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"

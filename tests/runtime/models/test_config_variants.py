@@ -11,11 +11,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from headway_core.batching.plan import Item
+from headway_core.batching.plan import PlanItem
 from headway_core.errors import CheckpointError
-from headway_runtime.checkpoint import open_checkpoint
-from headway_runtime.model_runner import ModelRunner
-from headway_runtime.sampling import SamplingParams
+from headway_runtime.ipc.sampling_params import SamplingParams
+from headway_runtime.model.checkpoint import open_checkpoint
+from headway_runtime.model.model_runner import ModelRunner
 
 BLOCK = 16
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
@@ -39,7 +39,7 @@ def logits_of(folder, tokens, chunk=70):
     parts = []
     for start in range(0, len(tokens), chunk):
         count = min(chunk, len(tokens) - start)
-        parts.append(runner.logits([Item(0, 0, 0, start, count, False, blocks if start == 0 else ())]))
+        parts.append(runner.logits([PlanItem(0, 0, 0, start, count, False, blocks if start == 0 else ())]))
     return torch.cat(parts)
 
 

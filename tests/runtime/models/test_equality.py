@@ -13,10 +13,10 @@ from itertools import accumulate, combinations, product
 import numpy as np
 import pytest
 import torch
-from headway_runtime import attention_compiled, linear
-from headway_runtime.kernels.library import kernels
-from headway_runtime.linear import Layouts, known_layouts
-from headway_runtime.models import decoder
+from headway_runtime.model import attention_compiled, linear
+from headway_runtime.model.architecture import decoder
+from headway_runtime.model.kernels.library import kernels
+from headway_runtime.model.linear import WeightLayouts, known_layouts
 
 UNLIMITED = 1 << 20
 SETTINGS = {
@@ -139,7 +139,7 @@ def test_every_request_gets_the_tokens_of_generate(run, answers, oracle, make_lo
 
 @pytest.mark.parametrize("layout", known_layouts(torch.float32), ids=lambda layout: layout.name)
 def test_in_every_layout_of_the_matrices(layout, answers, oracle, make_loop, make_request, monkeypatch):
-    monkeypatch.setattr(decoder, "choose_layouts", lambda *_: Layouts(layout, layout))
+    monkeypatch.setattr(decoder, "choose_layouts", lambda *_: WeightLayouts(layout, layout))
     requests = [make_request(answer) for answer in answers("qwen2")]
     record = make_loop(oracle("qwen2").folder, block_size=16, num_blocks=60, max_num_seqs=8).run(requests, budget=64)
     assert record.outputs == [list(request.answer.output) for request in requests]

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
-from headway_core.batching.plan import Item
+from headway_core.batching.plan import PlanItem
 from headway_core.errors import CheckpointError
-from headway_runtime.checkpoint import open_checkpoint
-from headway_runtime.model_runner import ModelRunner
-from headway_runtime.sampling import SamplingParams
+from headway_runtime.ipc.sampling_params import SamplingParams
+from headway_runtime.model.checkpoint import open_checkpoint
+from headway_runtime.model.model_runner import ModelRunner
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -116,8 +116,8 @@ def test_the_default_models_logits_are_transformers_own(default_model):
     runner.bind(0, tokens, SamplingParams(temperature=0.0), len(tokens))
     ours = torch.cat(
         [
-            runner.logits([Item(0, 0, 0, 0, 100, False, tuple(range(9, -1, -1)))]),
-            runner.logits([Item(0, 0, 0, 100, 50, False, ())]),
+            runner.logits([PlanItem(0, 0, 0, 0, 100, False, tuple(range(9, -1, -1)))]),
+            runner.logits([PlanItem(0, 0, 0, 100, 50, False, ())]),
         ]
     )
     config = {key: value for key, value in load_gguf_checkpoint(default_model)["config"].items() if key != "model_type"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from headway_runtime import linear
-from headway_runtime.kernels import library
-from headway_runtime.kernels.library import kernels
-from headway_runtime.linear import MANY_ROWS, Layout, Layouts, Linear, choose_layouts, known_layouts
+from headway_runtime.model import linear
+from headway_runtime.model.kernels import library
+from headway_runtime.model.kernels.library import kernels
+from headway_runtime.model.linear import MANY_ROWS, Linear, WeightLayout, WeightLayouts, choose_layouts, known_layouts
 from torch.nn import functional
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def test_layouts_agree_at_every_number_of_rows(rows, bias, name):
     layout = known(name)
     torch.manual_seed(0)
     weight, x, offset = torch.randn(96, 64), torch.randn(rows, 64), torch.randn(96) if bias else None
-    ours = Linear(weight, offset, Layouts(layout, layout))(x)
+    ours = Linear(weight, offset, WeightLayouts(layout, layout))(x)
     torch.testing.assert_close(ours, functional.linear(x, weight, offset), rtol=1e-4, atol=1e-4)
 
 
@@ -147,7 +147,7 @@ def layout_taking(few, many, clock):
 
         return product
 
-    return Layout(f"{few}-{many}", lay_out)
+    return WeightLayout(f"{few}-{many}", lay_out)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,6 @@ def test_what_serves_few_rows_and_what_serves_many_is_measured(costs, total_byte
 
 
 def test_few_and_many_rows_each_take_their_layout():
-    few, many = (Layout(name, lambda _w, _b, name=name: lambda _x: name) for name in ("few", "many"))
-    product = Linear(torch.randn(4, 4), None, Layouts(few, many))
+    few, many = (WeightLayout(name, lambda _w, _b, name=name: lambda _x: name) for name in ("few", "many"))
+    product = Linear(torch.randn(4, 4), None, WeightLayouts(few, many))
     assert (product(torch.empty(MANY_ROWS - 1, 4)), product(torch.empty(MANY_ROWS, 4))) == ("few", "many")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from headway_core.batching.plan import Item
-from headway_runtime.checkpoint import open_checkpoint
-from headway_runtime.model_runner import ModelRunner
-from headway_runtime.sampling import SamplingParams
+from headway_core.batching.plan import PlanItem
+from headway_runtime.ipc.sampling_params import SamplingParams
+from headway_runtime.model.checkpoint import open_checkpoint
+from headway_runtime.model.model_runner import ModelRunner
 
 BLOCK = 16
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -37,7 +37,7 @@ def generate(runner, answers, first_block=0):
                 continue
             start, count = (0, len(answer.prompt)) if step == 0 else (len(answer.prompt) + step - 1, 1)
             blocks = tuple((first_block + 6 * row + index) % 24 for index in range(6)) if step == 0 else ()
-            items.append(Item(row, 0, row, start, count, True, blocks))
+            items.append(PlanItem(row, 0, row, start, count, True, blocks))
         result = runner.execute(items)
         for index, item in enumerate(items):
             if index in result.errors:
@@ -76,8 +76,8 @@ def test_a_sequence_whose_numbers_break_ends_alone(runner, answers):
 def test_an_inner_chunk_samples_nothing(runner, answers):
     prompt = answers[3].prompt
     runner.bind(0, np.array(prompt, dtype=np.int32), GREEDY, len(prompt))
-    assert len(runner.execute([Item(0, 0, 0, 0, 39, False, (1, 2, 3))]).tokens) == 0
-    assert runner.execute([Item(0, 0, 0, 39, 1, True, ())]).tokens.tolist() == [answers[3].output[0]]
+    assert len(runner.execute([PlanItem(0, 0, 0, 0, 39, False, (1, 2, 3))]).tokens) == 0
+    assert runner.execute([PlanItem(0, 0, 0, 39, 1, True, ())]).tokens.tolist() == [answers[3].output[0]]
 
 
 def test_it_says_what_it_holds(runner):

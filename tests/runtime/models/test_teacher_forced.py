@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from headway_core.batching.plan import Item
-from headway_runtime.checkpoint import open_checkpoint
-from headway_runtime.model_runner import ModelRunner
-from headway_runtime.sampling import SamplingParams
+from headway_core.batching.plan import PlanItem
+from headway_runtime.ipc.sampling_params import SamplingParams
+from headway_runtime.model.checkpoint import open_checkpoint
+from headway_runtime.model.model_runner import ModelRunner
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
 LENGTHS = [40, 97, 130]
@@ -42,7 +42,7 @@ def batched_logits(folder, dtype, tokens, block_size, chunk, device="cpu"):
             count = min(chunk if done[row] else max(1, chunk - row), len(one) - done[row])
             if count:
                 new = tuple(blocks.pop() for _ in range(per_row[row])) if done[row] == 0 else ()
-                items.append(Item(row, 0, row, done[row], count, False, new))
+                items.append(PlanItem(row, 0, row, done[row], count, False, new))
         logits = runner.logits(items).cpu()
         for item, part in zip(items, logits.split([item.count for item in items]), strict=True):
             found[item.row].append(part)
@@ -110,7 +110,7 @@ def test_a_gpu_step_never_waits_for_the_device(oracle):
         runner.bind(row, np.arange(4, 24, dtype=np.int32), SamplingParams(temperature=0.0), 20)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        runner.logits([Item(0, 0, 0, 0, 20, False, (0, 1)), Item(1, 0, 1, 0, 20, False, (2, 3))])
-        runner.logits([Item(0, 0, 0, 19, 1, False, ()), Item(1, 0, 1, 19, 1, False, ())])
+        runner.logits([PlanItem(0, 0, 0, 0, 20, False, (0, 1)), PlanItem(1, 0, 1, 0, 20, False, (2, 3))])
+        runner.logits([PlanItem(0, 0, 0, 19, 1, False, ()), PlanItem(1, 0, 1, 19, 1, False, ())])
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from headway_runtime import draw
-from headway_runtime.sampler import Sampler
-from headway_runtime.sampling import SamplingParams
-from headway_runtime.uniforms import stream_key, uniforms
+from headway_runtime.ipc.sampling_params import SamplingParams
+from headway_runtime.model import categorical
+from headway_runtime.model.sampler import Sampler
+from headway_runtime.model.uniforms import stream_key, uniforms
 
 VOCAB = 1009  # not a multiple of any vector width
 
@@ -297,8 +297,8 @@ def test_a_random_row_without_a_seed_is_the_callers_mistake() -> None:
 
 def test_the_largest_of_each_row_are_found_through_groups() -> None:
     x = -torch.rand(5, 49152, generator=torch.Generator().manual_seed(1))
-    values, columns = draw.ordered(*draw.largest(x, draw.CANDIDATES))
-    assert torch.equal(values, x.topk(draw.CANDIDATES).values)
+    values, columns = categorical.ordered(*categorical.largest(x, categorical.CANDIDATES))
+    assert torch.equal(values, x.topk(categorical.CANDIDATES).values)
     assert torch.equal(x.gather(1, columns), values)
 
 
@@ -306,13 +306,13 @@ def test_no_vocabulary_is_sorted_for_a_batch_that_does_not_need_it(monkeypatch: 
     """A mixed batch at 49,152 entries orders candidates only, and is several times as fast as sorting whole rows."""
     vocab, rows = 49152, 64
     widths: list[int] = []
-    original = draw.ordered
+    original = categorical.ordered
 
     def counting(values: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         widths.append(values.shape[1])
         return original(values, ids)
 
-    monkeypatch.setattr(draw, "ordered", counting)
+    monkeypatch.setattr(categorical, "ordered", counting)
     kinds = [
         SamplingParams(temperature=0),
         SamplingParams(seed=1, top_p=0.9),
@@ -346,7 +346,7 @@ def test_no_vocabulary_is_sorted_for_a_batch_that_does_not_need_it(monkeypatch: 
 
     lean()
     ratio = seconds(naive) / min(seconds(lean) for _ in range(3))
-    assert widths and max(widths) == draw.CANDIDATES
+    assert widths and max(widths) == categorical.CANDIDATES
     assert ratio > 5.0  # 30 to 50 on an idle core
 
 

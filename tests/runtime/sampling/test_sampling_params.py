@@ -7,7 +7,7 @@ import math
 
 import pytest
 from headway_core.errors import RequestError
-from headway_runtime.sampling import SamplingParams, parse_logit_bias
+from headway_runtime.ipc.sampling_params import SamplingParams, parse_logit_bias
 
 REFUSED: list[tuple[str, object]] = [
     ("temperature", -1),

@@ -7,7 +7,7 @@ import re
 import time
 
 import psutil
-from headway_runtime.metrics import RuntimeMetrics
+from headway_runtime.server.metrics import RuntimeMetrics
 
 BATCH, CONNECTIONS = 40, 8
 METHODS = ("GET", "POST", "PUT", "PROPFIND", "DELETE")

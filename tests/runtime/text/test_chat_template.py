@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from headway_core.errors import RequestError
-from headway_runtime.chat_template import GUARD, ChatTemplate
-from headway_runtime.tokenizer import Tokenizer
+from headway_runtime.text.chat_template import GUARD, ChatTemplate
+from headway_runtime.text.tokenizer import Tokenizer
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
 SPECIALS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from headway_runtime.detokenizer import IncrementalDetokenizer
-from headway_runtime.tokenizer import Tokenizer
+from headway_runtime.text.detokenizer import IncrementalDetokenizer
+from headway_runtime.text.tokenizer import Tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

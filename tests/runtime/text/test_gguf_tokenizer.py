@@ -14,7 +14,7 @@ import regex
 from gguf import GGUFReader, GGUFWriter
 from headway_core.errors import CheckpointError, RequestError
 from headway_runtime.gguf_metadata import read_metadata
-from headway_runtime.tokenizer import Tokenizer
+from headway_runtime.text.tokenizer import Tokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from headway_runtime.stop_strings import StopStringMatcher
+from headway_runtime.text.stop_strings import StopStringMatcher
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

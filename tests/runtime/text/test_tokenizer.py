@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from headway_core.errors import CheckpointError, RequestError
-from headway_runtime.chat_template import GUARD
-from headway_runtime.tokenizer import Tokenizer
+from headway_runtime.text.chat_template import GUARD
+from headway_runtime.text.tokenizer import Tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers

@@ -1,0 +1,116 @@
+"""A trial for people and for programs: what each rule of the door keeps, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway_core import wire
+from headway_core.admission import Rule
+from headway_sim.report import RunFigures, SimulationReport
+from rich.table import Table
+
+from headway_cli.comparison import Comparison, OneServer
+
+
+def table(trial: Comparison) -> Table:
+    """One row for each rule and, where there are several, each class; the first rule also by prompt length."""
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    heads = (
+        "offered",
+        "shed",
+        "TTFT kept",
+        "TPOT kept",
+        "every token in time",
+        "TTFT p50/p95/p99 s",
+        "TPOT p50/p95/p99 ms",
+    )
+    for head in ("", *heads):
+        made.add_column(head, justify="right" if head else "left", no_wrap=not head)
+    for number, (rule, report) in enumerate(trial.reports.items()):
+        for name, found in _groups(trial, rule, report, quartiles=number == 0).items():
+            made.add_row(
+                name,
+                str(found.offered),
+                str(sum(found.shed.values()) + found.unschedulable),
+                *(_percent(share) for share in (found.ttft_attainment, found.tpot_attainment, found.good_share)),
+                _joined((found.ttft_p50, found.ttft_p95, found.ttft_p99), 1, 2),
+                _joined((found.tpot_p50, found.tpot_p95, found.tpot_p99), 1000, 0),
+            )
+    return made
+
+
+def _groups(trial: Comparison, rule: Rule, report: SimulationReport, quartiles: bool) -> Mapping[str, RunFigures]:
+    groups = {rule.value: report.total}
+    if len(report.classes) > 1:
+        names = [known.name for known in trial.config.classes if known.name in report.classes]
+        groups |= {f"  class {name}": report.classes[name] for name in names}
+    if quartiles:
+        groups |= {f"  prompts Q{number}": found for number, found in enumerate(report.quartiles, 1)}
+    return groups
+
+
+def remarks(trial: Comparison) -> list[str]:
+    """What the table does not say."""
+    rule, report = next(iter(trial.reports.items()))
+    told = []
+    if report.total.shed:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(report.total.shed.items()))
+        told.append(f"{rule.value} turned away: {reasons}")
+    if report.total.unschedulable:
+        told.append(f"{report.total.unschedulable} requests can never fit into a replica's KV pool")
+    error = report.error_admitted
+    if error.compared and error.median is not None and error.p05 is not None and error.p95 is not None:
+        told.append(
+            f"predicted - actual TTFT of {error.compared} admitted: median {1000 * error.median:+.0f} ms, "
+            f"p05 {1000 * error.p05:+.0f}, p95 {1000 * error.p95:+.0f}"
+        )
+    if report.preemptions:
+        told.append(f"{report.preemptions} preemptions: KV blocks ran out")
+    if trial.one_server is None:
+        told.append(
+            "no exact optimum: it is known where all requests have one TTFT target, without perThousandPromptTokens"
+        )
+    return told
+
+
+def optimum_table(found: OneServer) -> Table:
+    """The rules against the exact optimum, where that is known."""
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    for head in ("the door alone, before one server of this capacity", "TTFT kept", "of the optimum"):
+        made.add_column(head, justify="left" if not made.columns else "right", no_wrap=True)
+    for name, share in {
+        "exact optimum": found.optimum,
+        **{rule.value: share for rule, share in found.rules.items()},
+    }.items():
+        made.add_row(name, _percent(share), _percent(share / found.optimum if found.optimum else None))
+    return made
+
+
+def document(trial: Comparison) -> dict[str, object]:
+    """All figures. Seconds, tokens, shares in 0..1; what is not known is null."""
+    replica = trial.config.replica
+    return {
+        "requests": len(trial.trace),
+        "rho": trial.rho,
+        "capacityPromptTokensPerSecond": trial.capacity,
+        "replicas": trial.config.replicas,
+        "maxNumSeqs": replica.max_num_seqs,
+        "prefillTokenBudget": replica.prefill_token_budget,
+        "stepTime": wire.encode(replica.step_time),
+        "classes": wire.encode(trial.config.classes),
+        "rules": {rule.value: report.as_dict() for rule, report in trial.reports.items()},
+        "oneServer": None
+        if trial.one_server is None
+        else {
+            "optimum": trial.one_server.optimum,
+            "rules": {rule.value: share for rule, share in trial.one_server.rules.items()},
+        },
+    }
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
+
+
+def _joined(values: tuple[float | None, ...], factor: float, digits: int) -> str:
+    return " / ".join("–" if value is None else f"{value * factor:.{digits}f}" for value in values)

@@ -1,0 +1,45 @@
+"""What the door tells its owner to do, and what it learned. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway_core.admission.request import Prediction, Request, Shed
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send `request` to `replica` now."""
+
+    request: Request
+    replica: str
+    number: int
+    """For the header `contract.DISPATCH`: ``f"{gateway}:{number}"``."""
+    priority: int
+    """For the header `contract.PRIORITY`: its class's, or a higher one when it has aged, so that it does not starve in
+    the engine."""
+    prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionSample:
+    """A predicted TTFT against what happened; for a shed request, against what would have."""
+
+    priority: int
+    shed: bool
+    predicted: float
+    actual: float
+
+    @property
+    def error(self) -> float:
+        """predicted - actual, seconds."""
+        return self.predicted - self.actual
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionResult:
+    """What has to be done now. An offered request appears once, in `dispatches` or in `shed`, unless it is
+    cancelled."""
+
+    dispatches: tuple[Dispatch, ...] = ()
+    shed: tuple[Shed, ...] = ()

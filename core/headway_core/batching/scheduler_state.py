@@ -1,0 +1,217 @@
+"""Everything the scheduler holds, and the moves that change it: each is one method that leaves all books in agreement.
+
+No decisions here: who starts, who is evicted and how much is computed is `headway_core.batching.scheduler`'s.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+
+from headway_core.batching.ageing import Ageing
+from headway_core.batching.block_pool import BlockPool
+from headway_core.batching.deadlines import TokenDeadlines
+from headway_core.batching.groups import Groups
+from headway_core.batching.plan import Event, EventKind
+from headway_core.batching.scheduler_load import ClassTally, SchedulerCounters
+from headway_core.batching.scheduling_policies import SchedulingPolicy
+from headway_core.batching.sequence import Move, Sequence, State
+from headway_core.batching.waiting_queue import WaitingQueue
+
+NEVER = 1 << 62
+"""A number of tokens that no sequence comes to."""
+
+
+class SchedulerState:
+    """Sequences, blocks, rows, queues and counts of one engine."""
+
+    def __init__(self, num_blocks: int, block_size: int, policy: SchedulingPolicy, prefix_caching: bool) -> None:
+        if block_size < 1:
+            raise ValueError(f"a block holds at least 1 token, not {block_size}")
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.policy = policy
+        self.pool = BlockPool(num_blocks)
+        self.sequences: dict[int, Sequence] = {}
+        """All that are not finished."""
+        self.waiting = WaitingQueue(policy.order)
+        self.groups = Groups()
+        self.prefilling: dict[int, Sequence] = {}
+        """Running, and part of their prefill is in no plan yet."""
+        self.decoding: dict[int, Sequence] = {}
+        """Running, and all of their prefill is computed or in flight."""
+        self.ageing = Ageing(policy.patience)
+        self.deadlines = TokenDeadlines()
+        self.tally = ClassTally()
+        self.counters = SchedulerCounters()
+        self.running_ranks: Counter[int] = Counter()
+        """The policy's rank → how many run with it; none that nobody has."""
+        self.events: list[Event] = []
+        self.freed_rows: list[int] = []
+        self._free_rows: list[int] = []
+        self._rows = 0
+        self._epochs = 0
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold a row."""
+        return len(self.prefilling) + len(self.decoding)
+
+    def running_sequences(self) -> list[Sequence]:
+        """Those that hold a row."""
+        return [*self.prefilling.values(), *self.decoding.values()]
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-tokens // self.block_size)
+
+    def find(self, seq: Sequence) -> list[int]:
+        """The cached blocks that `seq` could begin with. Never all of it: its last token has to be computed to know the
+        next."""
+        if not self.prefix_caching:
+            return []
+        most = (seq.num_tokens - 1) // self.block_size
+        return self.pool.match(seq.digests[:most])
+
+    def enter(self, seq: Sequence, now: float) -> None:
+        """A newcomer."""
+        seq.epoch = self._next_epoch()
+        self.sequences[seq.seq_id] = seq
+        self.tally.put_in(seq)
+        reusable = self.prefix_caching and seq.digests and seq.num_prompt > self.block_size
+        if not (reusable and self.groups.hold(seq)):
+            self._wait(seq, now)
+
+    def start(self, seq: Sequence, hits: list[int], blocks: int, now: float) -> int:
+        """A waiting sequence gets a row, which is returned, and `blocks` blocks, of which it finds `hits` in the
+        cache."""
+        self.waiting.remove(seq)
+        self.ageing.working(seq, now)
+        self.tally.take_out(seq)
+        resumed = seq.state is State.PREEMPTED
+        seq.move(Move.START)
+        self.pool.hold(hits)
+        seq.blocks = hits + self.pool.allocate(blocks - len(hits))
+        seq.num_computed = len(hits) * self.block_size
+        seq.prefill_end = seq.num_tokens
+        seq.num_published = len(hits)
+        seq.publish_at = seq.num_computed + self.block_size if self.prefix_caching else NEVER
+        if self._free_rows:
+            row = heapq.heappop(self._free_rows)
+        else:
+            row = self._rows
+            self._rows += 1
+        seq.row = row
+        if resumed:
+            self.counters.resumed_hit_tokens += seq.num_computed
+        else:
+            self.counters.prefix_hit_tokens += seq.num_computed
+            seq.cached_tokens = seq.num_computed
+        self.prefilling[seq.seq_id] = seq
+        self.running_ranks[self.policy.rank(seq)] += 1
+        self.tally.put_in(seq)
+        return row
+
+    def preempt(self, seq: Sequence, now: float) -> None:
+        """A running sequence loses what it holds and waits again; what it has in flight is dropped."""
+        self.tally.take_out(seq)
+        seq.high_water = max(seq.high_water, seq.num_computed)
+        self._release(seq)
+        seq.move(Move.PREEMPT)
+        seq.preemptions += 1
+        seq.epoch = self._next_epoch()
+        seq.num_computed = seq.num_inflight = seq.prefill_end = 0
+        self.tally.put_in(seq)
+        self._wait(seq, now)
+        self.events.append(Event(EventKind.PREEMPTED, seq.seq_id))
+
+    def leave(self, seq: Sequence, now: float) -> None:
+        """A sequence ends, in whatever state it is."""
+        self.tally.take_out(seq)
+        del self.sequences[seq.seq_id]
+        if seq.state is State.RUNNING:
+            self._release(seq)
+        elif seq.seq_id in self.waiting:
+            self.waiting.remove(seq)
+        seq.move(Move.FINISH)
+        successor = self.groups.leave(seq)
+        if successor is not None:
+            self._wait(successor, now)
+
+    def grow(self, seq: Sequence) -> tuple[int, ...]:
+        """One more block, which must be available."""
+        new = self.pool.allocate(1)
+        seq.blocks += new
+        return tuple(new)
+
+    def publish(self, seq: Sequence) -> None:
+        """Makes its full computed blocks findable, as far as their digests are known by now."""
+        full = seq.num_computed // self.block_size
+        while seq.num_published < min(full, len(seq.digests)):
+            self.pool.publish(seq.blocks[seq.num_published], seq.digests[seq.num_published])
+            seq.num_published += 1
+        seq.publish_at = (full + 1) * self.block_size
+
+    def prompt_computed(self, seq: Sequence, now: float) -> None:
+        """Its prompt is in the cache: those that were held back for it may start."""
+        for follower in self.groups.published(seq):
+            self._wait(follower, now)
+
+    def promote(self, seq: Sequence) -> None:
+        """From now on it goes before everybody."""
+        waits = seq.seq_id in self.waiting
+        if waits:
+            self.waiting.remove(seq)
+        seq.promoted = True
+        if waits:
+            self.waiting.add(seq)
+
+    def check(self) -> None:
+        """Proves that all books agree. Raises AssertionError; meant for tests, since it looks at everything."""
+        running = self.running_sequences()
+        self.pool.check(seq.blocks for seq in running)
+        self.tally.check(self.sequences.values())
+        rows = {seq.row for seq in running}
+        if None in rows or len(rows) != len(running) or len(rows) + len(self._free_rows) != self._rows:
+            raise AssertionError(
+                f"{len(running)} run in rows {rows}, {len(self._free_rows)} of {self._rows} rows are free"
+            )
+        ranks = Counter(map(self.policy.rank, running))
+        if ranks != self.running_ranks:
+            raise AssertionError(f"{ranks} run, and the books say {self.running_ranks}")
+        if len(running) + len(self.waiting) + len(self.groups) != len(self.sequences):
+            raise AssertionError(f"{len(self.sequences)} sequences are not where they should be")
+        for seq in self.sequences.values():
+            runs = seq.state is State.RUNNING
+            places = (seq.seq_id in self.prefilling) + (seq.seq_id in self.decoding)
+            if places != runs or runs != (seq.row is not None) or runs != bool(seq.blocks):
+                raise AssertionError(
+                    f"sequence {seq.seq_id} is {seq.state.value} and holds what it should not, or not what it should"
+                )
+            if seq.num_computed + seq.num_inflight > len(seq.blocks) * self.block_size:
+                raise AssertionError(f"sequence {seq.seq_id} has too few blocks for what it computed")
+
+    def _wait(self, seq: Sequence, now: float) -> None:
+        self.waiting.add(seq)
+        self.ageing.idle(seq, now)
+
+    def _release(self, seq: Sequence) -> None:
+        if seq.row is not None:
+            heapq.heappush(self._free_rows, seq.row)
+            self.freed_rows.append(seq.row)
+            seq.row = None
+        rank = self.policy.rank(seq)
+        self.running_ranks[rank] -= 1
+        if not self.running_ranks[rank]:
+            del self.running_ranks[rank]
+        self.pool.release(seq.blocks, after=seq.last_plan)
+        seq.blocks = []
+        self.prefilling.pop(seq.seq_id, None)
+        self.decoding.pop(seq.seq_id, None)
+        self.deadlines.leave(seq)
+
+    def _next_epoch(self) -> int:
+        # One count for all sequences: should an owner use a number again, results of the old sequence are not taken for
+        # the new one's.
+        self._epochs += 1
+        return self._epochs

@@ -1,0 +1,156 @@
+"""What differs between one way of serving and another: the order, who may be evicted, and how much prefill an iteration
+carries.
+
+The scheduler keeps the books and the rules that hold for all of them; a policy has an opinion and no state of its own
+about sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headway_core.batching.deadlines import TokenDeadlines
+from headway_core.batching.plan import Limits
+from headway_core.batching.sequence import Sequence
+from headway_core.batching.waiting_queue import Key
+
+
+@dataclass(frozen=True, slots=True)
+class IterationView:
+    """The iteration being drawn up, when its decodes are in and prefill waits."""
+
+    limits: Limits
+    decode_rows: int
+    context_tokens: int
+    prefill_start: int
+    """Tokens already computed of the sequence whose prefill is first in order."""
+    deadlines: TokenDeadlines = field(repr=False, compare=False)
+
+
+class SchedulingPolicy(Protocol):
+    """How to serve. `order` must not change while a sequence waits, and ends with its number."""
+
+    @property
+    def preempts(self) -> bool:
+        """Whether sequences are evicted for blocks, and for slots where `rank` differs.
+
+        False: a sequence starts only when there is room for its whole length, which it then holds to its end.
+        """
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds of waiting after which a sequence goes before everybody (`headway_core.batching.ageing`); None:
+        never."""
+
+    def order(self, seq: Sequence, /) -> Key:
+        """Smaller goes first."""
+
+    def rank(self, seq: Sequence, /) -> int:
+        """Its class when it comes to evicting: only a lower rank gives way to a newcomer, and the lowest gives way
+        first."""
+
+    def budget(self, view: IterationView, now: float, /) -> int:
+        """Most prefill tokens for this iteration, at least 1; the scheduler also keeps its own limit."""
+
+
+class StepTimes(Protocol):
+    """What a policy wants to know of `headway_core.latency.StepTimeModel`."""
+
+    def largest_prefill(
+        self, limit_seconds: float, decode_rows: int, context_tokens: int, *, start: int, at_most: int
+    ) -> int | None:
+        """Most prefill tokens that fit beside these decodes within the limit; None when nothing is known yet."""
+
+    def decode_seconds(self, decode_rows: int, context_tokens: int) -> float | None:
+        """Seconds of an iteration that carries no prefill; None when nothing is known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fcfs:
+    """First come, first served, without preemption: room for the whole length is set aside; the first that does not fit
+    holds up all."""
+
+    preempts: bool = False
+    patience: float | None = None
+
+    def order(self, seq: Sequence) -> Key:
+        """By arrival alone."""
+        return (seq.arrival, seq.seq_id)
+
+    def rank(self, _seq: Sequence) -> int:
+        """One class for all."""
+        return 0
+
+    def budget(self, view: IterationView, _now: float) -> int:
+        """All that the limits allow."""
+        return view.limits.prefill_token_budget
+
+
+@dataclass(frozen=True, slots=True)
+class ShortestJobFirst:
+    """The least remaining work first, prefill and most possible output together, whatever the class. Ageing keeps long
+    jobs alive."""
+
+    preempts: bool = True
+    patience: float | None = 30.0
+
+    def order(self, seq: Sequence) -> Key:
+        """The promoted one, then by remaining tokens."""
+        return (not seq.promoted, seq.remaining_prefill + seq.remaining_outputs, seq.arrival, seq.seq_id)
+
+    def rank(self, _seq: Sequence) -> int:
+        """One class for all."""
+        return 0
+
+    def budget(self, view: IterationView, _now: float) -> int:
+        """All that the limits allow."""
+        return view.limits.prefill_token_budget
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityPreemptive:
+    """The default: by class, in it the preempted first, then by arrival. A higher class takes slots and blocks from a
+    lower one."""
+
+    preempts: bool = True
+    patience: float | None = 60.0
+
+    def order(self, seq: Sequence) -> Key:
+        """The promoted one, then class, preempted first, arrival."""
+        return (not seq.promoted, -seq.rank, seq.preemptions == 0, seq.arrival, seq.seq_id)
+
+    def rank(self, seq: Sequence) -> int:
+        """The class's priority."""
+        return seq.rank
+
+    def budget(self, view: IterationView, _now: float) -> int:
+        """All that the limits allow."""
+        return view.limits.prefill_token_budget
+
+
+@dataclass(frozen=True, slots=True)
+class SloAware(PriorityPreemptive):
+    """Priority with preemption, and as much prefill as the decodes' promised pace leaves room for.
+
+    The budget is the largest p with t(p, n, c) within the tightest TPOT target that a running sequence can still keep,
+    whatever slack it has, and within `longest_iteration`, since an iteration is the atom of cancelling. It is never
+    below `least_budget`: prefill that waits gets on.
+    """
+
+    step_times: StepTimes = field(kw_only=True)
+    least_budget: int = 16
+    longest_iteration: float = 0.5
+
+    def budget(self, view: IterationView, now: float) -> int:
+        """Prefill tokens; all that the limits allow while the step time is unknown."""
+        most = view.limits.prefill_token_budget
+        fastest = self.step_times.decode_seconds(view.decode_rows, view.context_tokens)
+        if fastest is None:
+            return most
+        target = view.deadlines.tightest(fastest, now)
+        seconds = self.longest_iteration if target is None else min(target, self.longest_iteration)
+        fitting = self.step_times.largest_prefill(
+            seconds, view.decode_rows, view.context_tokens, start=view.prefill_start, at_most=most
+        )
+        return most if fitting is None else max(self.least_budget, fitting)

@@ -1,0 +1,298 @@
+"""One request's client side: reading its body within limits, answering, and knowing at once when the client has gone.
+
+The ASGI callables live here and nowhere else. Everything that can end a request from outside (the client left, took
+nothing, the time or the drain budget is spent) is one call: `stop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+from headway_core.contract import REQUEST_ID
+
+from headway_gateway import error_responses
+from headway_gateway.body_budget import BodyReservation
+from headway_gateway.error_responses import ErrorResponse, RequestRejected
+from headway_gateway.http_connection import UpstreamFailure
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+CONNECTION = "headway.connection"
+"""Key in the scope's extensions: the `Connection`, which ASGI itself does not show."""
+
+
+class Flow(Protocol):
+    """Whether a client takes what is written."""
+
+    @property
+    def write_paused(self) -> bool:
+        """It is behind: more waits to be taken than a connection should hold."""
+
+
+class Connection(Protocol):
+    """What an exchange needs of its client's connection beside ASGI."""
+
+    @property
+    def transport(self) -> asyncio.WriteTransport:
+        """Where bytes go."""
+
+    @property
+    def flow(self) -> Flow:
+        """How far behind its client is."""
+
+    def body_at_once(self) -> bytes | None:
+        """The body of the request that is answered if all of it has come; None: it is to be received."""
+
+    def begin(self, status: int, headers: Sequence[Header], first: bytes) -> None:
+        """Sends the head of an answer without a length and the first piece of its body."""
+
+    def watch(self, lost: Callable[[], None] | None) -> None:
+        """Calls `lost` when the connection closes, at once if it is closed already; None: no longer."""
+
+
+_SANE_ID = re.compile(rb"^[A-Za-z0-9._:/+=@-]{1,128}$")
+_JSON = b"application/json"
+_LINGER_BYTES = 1 << 20
+_LINGER_SECONDS = 1.0
+_SLOWEST_UPLOAD = 1024.0
+"""Bytes per second that an upload must reach in all, beyond the first seconds that any upload has."""
+
+
+class StopCause(Enum):
+    """Why a request was stopped from outside."""
+
+    CLIENT_GONE = "client_gone"
+    CLIENT_STALLED = "client_stalled"
+    TIMEOUT = "timeout"
+    DRAIN = "drain"
+
+
+class RequestStopped(Exception):
+    """Something outside ended the request."""
+
+    def __init__(self, cause: StopCause) -> None:
+        super().__init__(cause.value)
+        self.cause = cause
+
+
+class ClientRequest:
+    """One request and its response.
+
+    `arrival` is the instant its last byte came: a slow upload is not the server's time. `started`: the status line is
+    out.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.headers: Mapping[bytes, bytes] = dict(reversed(scope["headers"]))
+        given = self.headers.get(REQUEST_ID.encode(), b"")
+        self.request_id = given if _SANE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}".encode()
+        self.arrival = 0.0
+        self.started = False
+        self.finished = False
+        self.cause: StopCause | None = None
+        self.closing = False
+        """The connection ends with this response: this gateway is going away."""
+        self.sending_since: float | None = None
+        """Since when the client has taken nothing although something is there for it."""
+        self._connection: Connection = scope["extensions"][CONNECTION]
+        self._transport: asyncio.WriteTransport = self._connection.transport
+        self._flow = self._connection.flow
+        self._loop = asyncio.get_running_loop()
+        self._chunked = scope["http_version"] != "1.0"
+        self._receive = receive
+        self._send = send
+        self._body_read = False
+        self._task: asyncio.Task[Any] | None = None
+        self.tries: list[tuple[str, UpstreamFailure]] = []
+        """Replicas that failed this request, and how."""
+        self._unsent = 0
+
+    # ------------------------------------------------------------ the request
+
+    async def read_body(self, limit: int, patience: float, place: BodyReservation) -> bytes:
+        """The whole body; sets `arrival`. No time is lost on a body that announces itself too large.
+
+        Raises:
+            Refused: 413 beyond `limit` bytes actually read, 408 when `patience` seconds pass without progress or the
+                upload crawls, 429 when `place` cannot grow as the body does.
+            Stopped: the connection closed first.
+        """
+        announced = self.headers.get(b"content-length", b"")
+        if announced.isdigit() and int(announced[:20]) > limit:
+            raise RequestRejected(error_responses.too_large(limit))
+        body = self._connection.body_at_once()
+        if body is None:
+            body = await self._upload(limit, patience, place)
+        elif len(body) > limit:
+            raise RequestRejected(error_responses.too_large(limit))
+        else:
+            place.grow(len(body))
+        self.arrival = self._loop.time()
+        self._body_read = True
+        return body
+
+    async def _upload(self, limit: int, patience: float, place: BodyReservation) -> bytes:
+        loop = self._loop
+        begun = loop.time()
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            left = min(patience, begun + patience + size / _SLOWEST_UPLOAD - loop.time())
+            try:
+                async with asyncio.timeout(left):
+                    message = await self._receive()
+            except TimeoutError:
+                raise RequestRejected(error_responses.too_slow(patience)) from None
+            if message["type"] == "http.disconnect":
+                raise RequestStopped(StopCause.CLIENT_GONE)
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise RequestRejected(error_responses.too_large(limit))
+            place.grow(size)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    # ------------------------------------------------------------ being stopped
+
+    @contextlib.contextmanager
+    def until(self, limit: float) -> Iterator[None]:
+        """What runs inside is ended at once by `stop`, by the client's going away, and after `limit` seconds since
+        arrival.
+
+        Raises:
+            Stopped: one of them happened.
+        """
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("an exchange runs in a task")
+        before = task.cancelling()
+        self._task = task
+        # No task of its own waits for the client's going: a task for each request costs more than all else in here.
+        self._connection.watch(lambda: self.stop(StopCause.CLIENT_GONE))
+        timer = self._loop.call_at(self.arrival + limit, self.stop, StopCause.TIMEOUT)
+        try:
+            yield
+        except asyncio.CancelledError:
+            # Taken back only if it was ours and nobody else wants this task to end.
+            if self.cause is None or task.uncancel() > before:
+                raise
+            raise RequestStopped(self.cause) from None
+        finally:
+            self._task = None
+            timer.cancel()
+            self._connection.watch(None)
+
+    def stop(self, cause: StopCause) -> None:
+        """Ends what runs, from outside: `RequestStopped` is raised where the context ends. The first cause counts."""
+        if self.cause is None and self._task is not None and not self.finished:
+            self.cause = cause
+            self._task.cancel()
+
+    def is_stalled(self, now: float, limit: float) -> bool:
+        """Whether the client has taken nothing for `limit` seconds although something waits for it. Ask every second or
+        so."""
+        if self.sending_since is None:
+            return False
+        unsent = self._transport.get_write_buffer_size()
+        if unsent < self._unsent:
+            self.sending_since = now
+        self._unsent = unsent
+        return now - self.sending_since >= limit
+
+    async def abort(self) -> None:
+        """Drops the connection without waiting for what the client never took."""
+        self._transport.abort()
+        await asyncio.sleep(0)
+
+    # ------------------------------------------------------------ the response
+
+    async def start(self, status: int, headers: Iterable[Header]) -> None:
+        """Sends the status line; `x-request-id` is added, once."""
+        await self._send({"type": "http.response.start", "status": status, "headers": self._fields(headers)})
+
+    def begin(self, status: int, headers: Iterable[Header], first: bytes) -> bool:
+        """The same for a body without a length, together with its first piece, in this very step of the loop: see
+        `write_now`."""
+        self._connection.begin(status, self._fields(headers), first)
+        return not self._flow.write_paused
+
+    def _fields(self, headers: Iterable[Header]) -> list[Header]:
+        self.started = True
+        fields = [*headers, (REQUEST_ID.encode(), self.request_id)]
+        if self.closing:
+            fields.append((b"connection", b"close"))
+        return fields
+
+    async def write(self, data: bytes) -> None:
+        """Sends a piece of the body; returns when the client is not too far behind."""
+        self.sending_since = self._loop.time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self.sending_since = None
+
+    def write_now(self, data: bytes) -> bool:
+        """A piece of a body without a length, past the framework, in this very step of the loop; False when the client
+        is behind.
+
+        Then `caught_up` must have returned before the next call.
+        """
+        transport = self._transport
+        if not transport.is_closing():
+            # As the server does for a body without a length: chunked, or in HTTP/1.0, which does not know that, not at
+            # all.
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        return not self._flow.write_paused
+
+    async def caught_up(self) -> None:
+        """Returns when the client has taken enough of what was written."""
+        await self.write(b"")
+
+    async def finish(self, data: bytes = b"") -> None:
+        """Sends the last piece of the body."""
+        self.finished = True
+        self.sending_since = self._loop.time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        self.sending_since = None
+
+    async def answer(self, answer: ErrorResponse) -> None:
+        """An error of the gateway's own: the response if none has begun, else the last record of the stream."""
+        if self.finished:
+            return
+        if self.started:
+            await self.finish(answer.record())
+            return
+        body = answer.body()
+        headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+        headers += [(b"content-type", _JSON), (b"content-length", str(len(body)).encode())]
+        self.closing = self.closing or answer.close or not self._body_read
+        await self.start(answer.status, headers)
+        if self._body_read:
+            await self.finish(body)
+            return
+        await self.write(body)
+        await self._linger()
+        await self.finish()
+
+    async def _linger(self) -> None:
+        """Takes a little of what still comes: closing on unread bytes resets the connection, and the answer would be
+        lost with it."""
+        taken = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while taken < _LINGER_BYTES:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        return
+                    taken += len(message.get("body", b""))

@@ -1,0 +1,271 @@
+"""The engine: one `step` is schedule, execute, account. It knows token ids and counts; no text, no sockets.
+
+Decisions are `headway_core.batching`'s, tensors are `ModelRunner`'s; here they meet: token histories, end tokens,
+limits, books.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from headway_core.batching.digests import extend_digests, prefix_digests
+from headway_core.batching.plan import (
+    EventKind,
+    ItemResult,
+    IterationPlan,
+    IterationResult,
+    IterationShape,
+    Limits,
+    PlanItem,
+)
+from headway_core.batching.scheduler import Scheduler
+from headway_core.batching.scheduler_load import SchedulerLoad
+from headway_core.batching.sequence import Sequence
+from headway_core.errors import RequestError, Unschedulable
+
+from headway_runtime.engine.engine_stats import FinishedRequest
+from headway_runtime.ipc.messages import AddSequence, Commands, Ended, EndReason, TokenIds, TokenLogprobs, TokenOut
+from headway_runtime.model.model_runner import ModelRunner, StepOutput
+
+
+class StepClock(Protocol):
+    """What predicts and learns the length of iterations (`headway_core.latency.StepTimeModel`)."""
+
+    def predict(self, shape: IterationShape) -> float | None:
+        """Seconds; None while nothing is known."""
+
+    def observe(self, shape: IterationShape, seconds: float) -> None:
+        """An iteration of this shape took so long."""
+
+
+@dataclass(slots=True)
+class LiveSequence:
+    """A sequence as the engine holds it: its scheduler's record, all its tokens, and when it ends."""
+
+    seq: Sequence
+    asked: AddSequence
+    tokens: TokenIds
+    """Prompt and output; the first `length` entries are known."""
+    length: int
+    ending: frozenset[int]
+    bound_epoch: int = -1
+    """The epoch for which its row was bound; -1 before the first."""
+
+    def append(self, token: int) -> None:
+        """One more token."""
+        if self.length == len(self.tokens):
+            self.tokens = np.concatenate([self.tokens, np.zeros(max(64, self.length // 2), dtype=np.int32)])
+        self.tokens[self.length] = token
+        self.length += 1
+
+    def finished(self, now: float) -> FinishedRequest | None:
+        """What it was, now that it is over; None when it never had a token."""
+        prompt = len(self.asked.prompt)
+        return (
+            FinishedRequest(now, prompt, self.seq.cached_tokens, self.length - prompt) if self.length > prompt else None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One executed iteration."""
+
+    plan: IterationPlan
+    limits: Limits
+    load: SchedulerLoad
+    """While it ran."""
+    began: float
+    """The end of the iteration before, without a break between them: tokens are as far apart as iterations end."""
+    predicted: float | None
+    elapsed: float
+    tokens: tuple[TokenOut, ...]
+    ended: tuple[Ended, ...]
+    finished: tuple[FinishedRequest, ...]
+
+
+class Engine:
+    """Sequences in, tokens out. Not thread-safe: one loop owns it.
+
+    `stretch` is called with a plan and the seconds that took so far, before the iteration is over; an emulated
+    accelerator waits in it.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        step_clock: StepClock,
+        *,
+        block_size: int,
+        capacity: Limits,
+        prefix_caching: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        stretch: Callable[[IterationPlan, float], None] | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._step_clock = step_clock
+        self._block_size = block_size
+        self._capacity = capacity
+        self._prefix_caching = prefix_caching
+        self._clock = clock
+        self._stretch = stretch
+        self._live: dict[int, LiveSequence] = {}
+        self._ended: list[Ended] = []
+        self._ended_at: float | None = None
+        """When the last iteration ended; None when the engine was idle since."""
+
+    @property
+    def idle(self) -> bool:
+        """There is nothing to compute."""
+        return not self._live
+
+    def apply(self, commands: Commands) -> tuple[FinishedRequest, ...]:
+        """Takes in what the server wants; returns those given up that had tokens already.
+
+        What cannot be done ends that sequence alone, and is reported by the next `take_ended`.
+        """
+        now = self._clock()
+        if commands.limits is not None:
+            self.set_limits(commands.limits)
+        for asked in commands.add:
+            try:
+                self.add(asked, now)
+            except (Unschedulable, RequestError) as error:
+                self._ended.append(Ended(asked.seq_id, EndReason.ERROR, str(error)))
+        return tuple(finished for seq_id in commands.cancel if (finished := self.cancel(seq_id, now)) is not None)
+
+    def add(self, asked: AddSequence, now: float) -> None:
+        """Takes a sequence. Raises Unschedulable, or RequestError for parameters that this vocabulary does not
+        allow."""
+        asked.params.check_vocabulary(self._runner.vocab_size)
+        seq = Sequence(
+            seq_id=asked.seq_id,
+            rank=asked.priority,
+            arrival=asked.arrival,
+            num_prompt=len(asked.prompt),
+            max_tokens=asked.max_tokens,
+            digests=prefix_digests(asked.prompt.tolist(), self._block_size, asked.salt) if self._prefix_caching else [],
+            group=asked.group,
+            tpot_target=asked.tpot_target,
+            ttft_target=asked.ttft_target,
+        )
+        self.scheduler.add(seq, now)
+        tokens = np.zeros(len(asked.prompt) + min(asked.max_tokens, 256), dtype=np.int32)
+        tokens[: len(asked.prompt)] = asked.prompt
+        ending = asked.params.ending_ids(self._runner.eos_ids)
+        self._live[asked.seq_id] = LiveSequence(seq, asked, tokens, len(asked.prompt), ending)
+
+    def cancel(self, seq_id: int, now: float) -> FinishedRequest | None:
+        """Gives a sequence up, in whatever state it is; one that has ended already is passed over. None when it had no
+        tokens yet."""
+        live = self._live.pop(seq_id, None)
+        if live is None:
+            return None
+        self.scheduler.cancel(seq_id, now)
+        if not self._live:
+            self._ended_at = None
+        return live.finished(now)
+
+    def set_limits(self, limits: Limits) -> None:
+        """The knobs from the next iteration on, never above what the engine was started with."""
+        self.scheduler.set_limits(
+            Limits(
+                max_num_seqs=min(limits.max_num_seqs, self._capacity.max_num_seqs),
+                prefill_token_budget=min(limits.prefill_token_budget, self._capacity.prefill_token_budget),
+            )
+        )
+
+    def step(self) -> StepRecord | None:
+        """One iteration; None when there is nothing to compute."""
+        now = self._clock()
+        plan = self.scheduler.schedule(now)
+        if plan is None:
+            return None
+        began = now if self._ended_at is None else self._ended_at
+        limits, load = self.scheduler.limits, self.scheduler.load(now)
+        predicted = self._step_clock.predict(plan.shape)
+        output = self._execute(plan)
+        if self._stretch is not None:
+            self._stretch(plan, self._clock() - began)
+        now = self._clock()
+        elapsed = now - began
+        self._step_clock.observe(plan.shape, elapsed)
+        sampled = [item for item in plan.items if item.samples]
+        reasons = self._account(sampled, output)
+        outcomes = tuple(ItemResult(item.seq_id, item.epoch, reasons[item.seq_id] is not None) for item in sampled)
+        events = self.scheduler.complete(IterationResult(plan.plan_id, outcomes, elapsed), now)
+        tokens = self._tokens_out(sampled, output)
+        finished: list[FinishedRequest] = []
+        for event in events:
+            if event.kind is EventKind.FINISHED:
+                live = self._live.pop(event.seq_id)
+                reason, message = reasons[event.seq_id] or (EndReason.LENGTH, "")
+                self._ended.append(Ended(event.seq_id, reason, message))
+                if (one := live.finished(now)) is not None:
+                    finished.append(one)
+        self._ended_at = now if self._live else None
+        return StepRecord(plan, limits, load, began, predicted, elapsed, tokens, self.take_ended(), tuple(finished))
+
+    def take_ended(self) -> tuple[Ended, ...]:
+        """Sequences that have ended since this was asked last."""
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def _execute(self, plan: IterationPlan) -> StepOutput:
+        for row in plan.freed_rows:
+            self._runner.free(row)
+        for item in plan.items:
+            live = self._live[item.seq_id]
+            if live.bound_epoch != item.epoch:
+                self._runner.bind(item.row, live.tokens[: live.length], live.asked.params, len(live.asked.prompt))
+                live.bound_epoch = item.epoch
+        return self._runner.execute(plan.items)
+
+    def _account(self, sampled: list[PlanItem], output: StepOutput) -> dict[int, tuple[EndReason, str] | None]:
+        """Appends the new tokens to their sequences and says which sequences end by them, and why."""
+        reasons: dict[int, tuple[EndReason, str] | None] = {}
+        for at, (item, token) in enumerate(zip(sampled, output.tokens.tolist(), strict=True)):
+            live = self._live[item.seq_id]
+            if at in output.errors:
+                reasons[item.seq_id] = (EndReason.ERROR, output.errors[at])
+                continue
+            live.append(token)
+            num_output = live.length - len(live.asked.prompt)
+            if token in live.ending and num_output >= live.asked.params.min_tokens:
+                reasons[item.seq_id] = (EndReason.STOP, "")
+            elif num_output >= live.asked.max_tokens:
+                reasons[item.seq_id] = (EndReason.LENGTH, "")
+            else:
+                reasons[item.seq_id] = None
+                if self._prefix_caching and live.length % self._block_size == 0:
+                    extend_digests(
+                        live.seq.digests, live.tokens[: live.length].tolist(), self._block_size, live.asked.salt
+                    )
+        return reasons
+
+    def _tokens_out(self, sampled: list[PlanItem], output: StepOutput) -> tuple[TokenOut, ...]:
+        tokens: list[TokenOut] = []
+        for at, (item, token) in enumerate(zip(sampled, output.tokens.tolist(), strict=True)):
+            if at in output.errors:
+                continue
+            live = self._live[item.seq_id]
+            first = live.length == len(live.asked.prompt) + 1
+            cached = live.seq.cached_tokens if first else None
+            tokens.append(TokenOut(item.seq_id, token, cached, _logprobs(output, at, live.asked.params.logprobs)))
+        return tuple(tokens)
+
+
+def _logprobs(output: StepOutput, at: int, wanted: int | None) -> TokenLogprobs | None:
+    """What was asked about the token at place `at`."""
+    result = output.sampled
+    if wanted is None or result.logprobs is None:
+        return None
+    top: list[tuple[int, float]] = []
+    if wanted and result.top_ids is not None and result.top_logprobs is not None:
+        top = list(zip(result.top_ids[at, :wanted].tolist(), result.top_logprobs[at, :wanted].tolist(), strict=True))
+    return TokenLogprobs(float(result.logprobs[at]), tuple(top))

@@ -1,0 +1,147 @@
+"""What the engine knows about its own pace: rates, the recent mix of requests, and the snapshot that goes to the
+server.
+
+Reads the scheduler and listens to finished steps; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from headway_core.batching.plan import IterationPlan, IterationShape
+from headway_core.batching.scheduler import Scheduler
+from headway_core.batching.scheduler_load import SchedulerLoad
+from headway_core.contract import EngineLimits, Mix
+from headway_core.engine_rates import EngineRates
+from headway_core.latency import StepTimeModel
+
+from headway_runtime.ipc.messages import EngineLoad
+
+MIX_SECONDS = 60.0
+"""How far back the mix looks: as far as a promise is judged by default. Until old requests are forgotten, knobs are
+wrong for new ones."""
+_MAX_FINISHED = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """A sequence that left with at least one token, at `at` seconds."""
+
+    at: float
+    prompt: int
+    cached: int
+    output: int
+
+
+class EngineStats:
+    """Rates and mix of one engine."""
+
+    def __init__(self, scheduler: Scheduler, model: StepTimeModel, capacity: EngineLimits) -> None:
+        self._scheduler = scheduler
+        self._model = model
+        self._capacity = capacity
+        self._rates = EngineRates()
+        self._finished: deque[FinishedRequest] = deque(maxlen=_MAX_FINISHED)
+        self._left_before = 0
+        self._released_before = 0
+
+    def left(self, finished: FinishedRequest) -> None:
+        """A sequence is done, by itself or because its reader has all that it wanted."""
+        self._finished.append(finished)
+
+    def stepped(self, plan: IterationPlan, during: SchedulerLoad, *, began: float, ended: float) -> None:
+        """An iteration is complete; `during` is the load while it ran."""
+        counters = self._scheduler.counters
+        left = counters.finished + counters.cancelled
+        self._rates.observe(
+            plan,
+            during,
+            seconds=ended - began,
+            finished=left - self._left_before,
+            released_blocks=self._scheduler.released_blocks - self._released_before,
+            now=ended,
+        )
+        self._left_before, self._released_before = left, self._scheduler.released_blocks
+
+    def idle(self) -> None:
+        """There is nothing to do: what left and was released by now is not the next iteration's."""
+        self._left_before = self._scheduler.counters.finished + self._scheduler.counters.cancelled
+        self._released_before = self._scheduler.released_blocks
+
+    def snapshot(self, now: float) -> EngineLoad:
+        """Everything, as of now."""
+        load, counters = self._scheduler.load(now), self._scheduler.counters
+        mix = self._mix(now)
+        return EngineLoad(
+            running=load.running,
+            waiting=load.waiting,
+            free_slots=load.free_slots,
+            free_blocks=load.free_blocks,
+            cached_blocks=load.cached_blocks,
+            limits=self._scheduler.limits,
+            classes=load.classes,
+            prefill_rate=self._rates.prefill(now) or self._expected_prefill_rate(load, mix),
+            completion_rate=self._rates.completions(now) or self._expected_completion_rate(mix),
+            block_release_rate=self._rates.block_releases(now),
+            iteration_seconds=self._rates.iteration_seconds,
+            longest_step_seconds=self._longest_step(),
+            step_time=self._model.report(),
+            mix=mix,
+            iterations=counters.iterations,
+            prompt_tokens=counters.prefill_tokens + counters.prefix_hit_tokens,
+            output_tokens=counters.output_tokens,
+            finished=counters.finished,
+            cached_prompt_tokens=counters.prefix_hit_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            preemptions={"blocks": counters.preemptions_for_blocks, "slots": counters.preemptions_for_slots},
+        )
+
+    def _expected_prefill_rate(self, load: SchedulerLoad, mix: Mix | None) -> float | None:
+        """C by the step-time model, for when no iteration filled its budget lately: a quiet minute must not make the
+        door blind."""
+        budget = self._scheduler.limits.prefill_token_budget
+        held = round(load.running * mix.context_tokens) if mix is not None else 0
+        seconds = self._model.predict(
+            IterationShape(budget, budget * budget // 2, load.running, held, load.running + 1)
+        )
+        return budget / seconds if seconds else None
+
+    def _expected_completion_rate(self, mix: Mix | None) -> float | None:
+        """X = n / W by Little's law with all slots taken by the recent mix, for when they were not all taken lately."""
+        if mix is None:
+            return None
+        rows = self._scheduler.limits.max_num_seqs
+        prefill = min(
+            self._scheduler.limits.prefill_token_budget,
+            round(rows * (mix.prompt_tokens - mix.cached_tokens) / mix.output_tokens),
+        )
+        shape = IterationShape(
+            prefill, round(prefill * mix.prompt_tokens / 2), rows, round(rows * mix.context_tokens), rows
+        )
+        seconds = self._model.predict(shape)
+        return rows / (mix.output_tokens * seconds) if seconds else None
+
+    def _longest_step(self) -> float | None:
+        """The heaviest iteration that the capacity allows: all rows decoding on a full pool beside a full budget at the
+        end of a prompt."""
+        rows, budget = self._capacity.max_num_seqs, self._capacity.prefill_token_budget
+        context = self._capacity.total_blocks * self._capacity.block_size
+        pairs = budget * max(budget, self._capacity.max_model_len)
+        return self._model.predict(IterationShape(budget, pairs, rows, context, rows + 1))
+
+    def _mix(self, now: float) -> Mix | None:
+        while self._finished and self._finished[0].at < now - MIX_SECONDS:
+            self._finished.popleft()
+        count = len(self._finished)
+        if not count:
+            return None
+        steps = sum(one.output for one in self._finished)
+        held = sum(one.output * (one.prompt + (one.output + 1) / 2) for one in self._finished)
+        return Mix(
+            requests=count,
+            prompt_tokens=sum(one.prompt for one in self._finished) / count,
+            cached_tokens=sum(one.cached for one in self._finished) / count,
+            output_tokens=steps / count,
+            context_tokens=held / steps,
+        )

@@ -1,0 +1,179 @@
+"""Runs iterations of a model: what the scheduler planned, as numbers, becomes one forward pass and new tokens.
+
+A row is a persistent slot of the batch: its tokens and its block table lie in host arrays that are written once and
+extended in place. The runner decides nothing: it computes the items it is given, so the same items give the same tokens
+however they are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from headway_core.batching.plan import PlanItem
+from headway_core.errors import CheckpointError
+from numpy.typing import NDArray
+
+from headway_runtime.ipc.sampling_params import SamplingParams
+from headway_runtime.model.architecture.decoder import Decoder
+from headway_runtime.model.attention_compiled import CompiledAttention, kernels_for
+from headway_runtime.model.attention_cpu import CpuAttention
+from headway_runtime.model.attention_cuda import CudaAttention
+from headway_runtime.model.checkpoint import Checkpoint
+from headway_runtime.model.flat_batch import FlatBatch, flatten
+from headway_runtime.model.kv_cache import KVCache
+from headway_runtime.model.logits_processors import to_device
+from headway_runtime.model.sampler import Sampled, Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """The new token of each item that sampled, in the order of the items; see `Sampled` for the rest."""
+
+    sampled: Sampled
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """(S,) new tokens; -1 where `errors` has the item."""
+        return self.sampled.ids
+
+    @property
+    def errors(self) -> dict[int, str]:
+        """Index among the sampling items → why it has no token. The others are unharmed."""
+        return self.sampled.errors
+
+
+class ModelRunner:
+    """A model, its KV cache of `num_blocks` blocks and `max_num_seqs` rows. Not thread-safe: one engine owns it."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        max_num_seqs: int,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        device: str = "cpu",
+        threads: int | None = None,
+        eos_ids: Collection[int] = (),
+    ) -> None:
+        """`eos_ids` are end tokens besides the checkpoint's own. Raises CheckpointError, also if `max_model_len`
+        exceeds the positions."""
+        positions, rope = checkpoint.config.max_positions, checkpoint.config.rope.kind
+        if max_model_len > positions:
+            reason = (
+                f"with a rotary embedding of type {rope} the model has {positions} positions, "
+                f"{max_model_len} were asked for"
+            )
+            raise CheckpointError(str(checkpoint.path), "max_position_embeddings", reason)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.device = torch.device(device)
+        self.config = checkpoint.config
+        self.max_model_len = max_model_len
+        self.eos_ids = checkpoint.eos_ids | frozenset(eos_ids)
+        self.kv_bytes_per_token = KVCache.bytes_per_token(checkpoint.config, checkpoint.dtype)
+        self._block_size = block_size
+        self._tokens = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
+        self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self._tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        with torch.inference_mode():
+            self._cache = KVCache(checkpoint.config, num_blocks, block_size, checkpoint.dtype, self.device)
+            self._decoder = Decoder(checkpoint, max_model_len, self.device)
+            self._attention = self._make_attention(checkpoint.dtype)
+        self._sampler = Sampler(max_num_seqs, checkpoint.config.vocab_size, self.device, self.eos_ids)
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of a row of logits."""
+        return self.config.vocab_size
+
+    @property
+    def layouts(self) -> str:
+        """How the matrices are laid out, in words."""
+        return str(self._decoder.layouts)
+
+    def bind(
+        self, row: int, tokens: Sequence[int] | NDArray[np.int32], params: SamplingParams, num_prompt: int
+    ) -> None:
+        """Give a row to a sequence, before the first item of an epoch.
+
+        `tokens` are all its known tokens, of which the first `num_prompt` are its prompt.
+
+        Raises RequestError for parameters that this vocabulary does not allow; the row then stays free.
+        """
+        known = np.asarray(tokens, dtype=np.int32)
+        self._sampler.bind(row, params, known[:num_prompt].tolist(), known[num_prompt:].tolist())
+        self._tokens[row, : len(known)] = known
+        self._num_tokens[row] = len(known)
+        self._num_blocks[row] = 0
+
+    def free(self, row: int) -> None:
+        """Take a row back. Freeing a free row changes nothing."""
+        self._sampler.free(row)
+        self._num_tokens[row] = 0
+        self._num_blocks[row] = 0
+
+    @torch.inference_mode()
+    def execute(self, items: Sequence[PlanItem]) -> StepOutput:
+        """Compute the items and sample where they say so; each new token is appended to its row."""
+        batch = self._begin(items)
+        hidden = self._hidden(batch, batch.sample_places)
+        sampled = Sampled(np.zeros(0, dtype=np.int32))
+        if len(batch.sample_places):
+            sampled = self._sampler.sample(self._decoder.logits(hidden), batch.sample_rows)
+            known = self._num_tokens[batch.sample_rows]
+            fits = (sampled.ids >= 0) & (known < self.max_model_len)
+            rows = batch.sample_rows[fits]
+            self._tokens[rows, known[fits]] = sampled.ids[fits]
+            self._num_tokens[rows] += 1
+        return StepOutput(sampled)
+
+    @torch.inference_mode()
+    def logits(self, items: Sequence[PlanItem]) -> torch.Tensor:
+        """Compute the items and give the logits after every token of theirs, (tokens, vocab), item by item; nothing is
+        sampled."""
+        batch = self._begin(items)
+        places = np.concatenate([batch.offsets[index] + np.arange(item.count) for index, item in enumerate(items)])
+        return self._decoder.logits(self._hidden(batch, places))
+
+    def _make_attention(self, dtype: torch.dtype) -> CpuAttention | CompiledAttention | CudaAttention:
+        config, cache, tables = self.config, self._cache, self._tables
+        if self.device.type == "cuda":
+            return CudaAttention(config, cache, tables)
+        kernels = kernels_for(cache.head_dim, cache.block_size, dtype)
+        return (
+            CpuAttention(config, cache, tables)
+            if kernels is None
+            else CompiledAttention(config, cache, tables, kernels)
+        )
+
+    def _begin(self, items: Sequence[PlanItem]) -> FlatBatch:
+        """Extend the block tables and lay the batch out."""
+        for item in items:
+            if item.new_blocks:
+                self._append_blocks(item)
+        batch = flatten(items)
+        self._attention.begin(batch)
+        return batch
+
+    def _hidden(self, batch: FlatBatch, places: NDArray[np.int64]) -> torch.Tensor:
+        """Store the keys and values of all tokens, and return the last layer's output at these places."""
+        ids = self._tokens[batch.rows, batch.positions].astype(np.int64)
+        tokens, positions, wanted = (to_device(array, self.device) for array in (ids, batch.positions, places))
+        return self._decoder.hidden(tokens, positions, self._attention, wanted)
+
+    def _append_blocks(self, item: PlanItem) -> None:
+        held = int(self._num_blocks[item.row])
+        total = held + len(item.new_blocks)
+        self._tables[item.row, held:total] = item.new_blocks
+        self._num_blocks[item.row] = total
+        # Blocks before `start` hold a shared prefix. Of the others a tail is read before it is written, masked: it must
+        # hold numbers.
+        fresh = item.new_blocks[max(0, -(-item.start // self._block_size) - held) :]
+        if fresh:
+            self._cache.clear(to_device(np.array(fresh, dtype=np.int64), self.device))

@@ -1,0 +1,150 @@
+"""What Prometheus sees of a replica. Every label takes its values from a closed set; nothing that a client sends
+becomes one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from headway_core.contract import Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from headway_runtime.ipc.messages import EngineLoad
+
+OTHER_CLASS = "other"
+"""The label of every class name that the policy in force does not have."""
+
+_FAST, _SLOW, _GROWTH = 0.001, 7200.0, 1.15
+
+
+def _buckets(low: float, high: float, growth: float) -> tuple[float, ...]:
+    bounds = [low]
+    while bounds[-1] < high:
+        bounds.append(bounds[-1] * growth)
+    return tuple(float(f"{bound:.4g}") for bound in bounds)
+
+
+SECONDS_BUCKETS = _buckets(_FAST, _SLOW, _GROWTH)
+"""From a millisecond to beyond any time-out, each 15% wider than the last: a quantile is known to within 7%, whatever
+the target."""
+STEP_BUCKETS = _buckets(0.0005, 60.0, 1.3)
+ERROR_BUCKETS = _buckets(0.01, 10.0, 1.3)
+
+
+class RuntimeMetrics:
+    """The registry and everything in it. One instance a process; tests make their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._ttft = Histogram(
+            Metric.ENGINE_TTFT,
+            "Seconds from a request's arrival at the runtime to its first token; counts requests.",
+            ["class"],
+            buckets=SECONDS_BUCKETS,
+            registry=self.registry,
+        )
+        self._itl = Histogram(
+            Metric.ENGINE_ITL,
+            "Seconds between two tokens of one choice, the first token excluded; counts gaps of choices.",
+            ["class"],
+            buckets=SECONDS_BUCKETS,
+            registry=self.registry,
+        )
+        self._step = Histogram(
+            Metric.STEP_SECONDS, "Seconds that an iteration took.", buckets=STEP_BUCKETS, registry=self.registry
+        )
+        self._step_error = Histogram(
+            Metric.STEP_ERROR,
+            "Relative error of an iteration's predicted length, one step ahead.",
+            buckets=ERROR_BUCKETS,
+            registry=self.registry,
+        )
+        self._running = Gauge(Metric.RUNNING, "Sequences that hold a slot.", registry=self.registry)
+        self._waiting = Gauge(Metric.WAITING, "Sequences that wait for a slot or for blocks.", registry=self.registry)
+        self._blocks = Gauge(Metric.BLOCKS, "KV blocks by state.", ["state"], registry=self.registry)
+        self._preemptions = Counter(
+            Metric.PREEMPTIONS, "Evictions of running sequences.", ["kind", "cause"], registry=self.registry
+        )
+        self._prompt = Counter(
+            Metric.PROMPT_TOKENS, "Prompt tokens by where they came from.", ["source"], registry=self.registry
+        )
+        self._output = Counter(Metric.OUTPUT_TOKENS, "Tokens generated.", registry=self.registry)
+        self._revision = Gauge(
+            Metric.POLICY_REVISION,
+            "Revision of the policy in force; 0 before the first.",
+            ["pool"],
+            registry=self.registry,
+        )
+        self._policy_age = Gauge(
+            Metric.POLICY_AGE, "Seconds since a good policy was last read.", ["pool"], registry=self.registry
+        )
+        self._emulated = Gauge(
+            Metric.EMULATED, "1 when iterations are stretched to emulate an accelerator.", registry=self.registry
+        )
+        self._classes: frozenset[str] = frozenset()
+        self._counted: dict[tuple[str, ...], int] = {}
+
+    def set_emulated(self, emulated: bool) -> None:
+        """Whether iterations are stretched."""
+        self._emulated.set(emulated)
+
+    def set_classes(self, names: Iterable[str]) -> None:
+        """The classes of the policy in force. Series of classes that it no longer has are dropped."""
+        new = frozenset(names)
+        for gone in self._classes - new:
+            for histogram in (self._ttft, self._itl):
+                with contextlib.suppress(KeyError):  # never observed
+                    histogram.remove(gone)
+        self._classes = new
+
+    def class_label(self, name: str | None) -> str:
+        """The label for a request that says it is of class `name`."""
+        return name if name is not None and name in self._classes else OTHER_CLASS
+
+    def first_token(self, label: str, seconds: float) -> None:
+        """A request has its first token, `seconds` after it arrived."""
+        self._ttft.labels(label).observe(seconds)
+
+    def token_gap(self, label: str, seconds: float) -> None:
+        """A choice got a token, `seconds` after the one before."""
+        self._itl.labels(label).observe(seconds)
+
+    def step(self, elapsed: float, predicted: float | None) -> None:
+        """An iteration ended."""
+        self._step.observe(elapsed)
+        if predicted is not None and elapsed > 0:
+            self._step_error.observe(abs(predicted - elapsed) / elapsed)
+
+    def load(self, load: EngineLoad, total_blocks: int) -> None:
+        """The engine's books have a new reading."""
+        self._running.set(load.running)
+        self._waiting.set(load.waiting)
+        self._blocks.labels("free").set(load.free_blocks - load.cached_blocks)
+        self._blocks.labels("cached").set(load.cached_blocks)
+        self._blocks.labels("used").set(total_blocks - load.free_blocks)
+        self._count(
+            self._prompt.labels("computed"), load.prompt_tokens - load.cached_prompt_tokens, "prompt", "computed"
+        )
+        self._count(self._prompt.labels("cached"), load.cached_prompt_tokens, "prompt", "cached")
+        self._count(self._prompt.labels("recomputed"), load.recomputed_tokens, "prompt", "recomputed")
+        self._count(self._output, load.output_tokens, "output")
+        for cause, total in load.preemptions.items():
+            self._count(self._preemptions.labels("recompute", cause), total, "preemption", cause)
+
+    def policy(self, pool: str, revision: int, age: float | None) -> None:
+        """The policy's state, at each scrape. Before the first good read there is no age."""
+        self._revision.labels(pool).set(revision)
+        if age is not None:
+            self._policy_age.labels(pool).set(age)
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self.registry)
+
+    def _count(self, counter: Counter, total: int, *key: str) -> None:
+        """Brings a counter up to the engine's own running total."""
+        before = self._counted.get(key, 0)
+        if total > before:
+            counter.inc(total - before)
+            self._counted[key] = total

@@ -1,0 +1,113 @@
+"""Watching the policy file, or the mounted directory of policy files: read again every half second, taken only when it
+is news.
+
+Reads files and nothing else; which document wins is `headway_core.policy_store`'s to decide, what it means for the
+engine the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from headway_core.contract import Acknowledgement, EngineLimits, Knobs, Policy
+from headway_core.policy_store import PolicyStore
+
+READ_INTERVAL = 0.5
+MAX_FILE_BYTES = 1 << 20
+
+log = logging.getLogger("headway.policy")
+
+
+def read_documents(path: Path) -> dict[str, bytes]:
+    """Document name → content: of the file itself, or of each ``*.json`` in the directory. What cannot be read is left
+    out.
+
+    A mounted ConfigMap is a directory of symbolic links beside a ``..data`` of its own: names with a leading dot are
+    not documents.
+    """
+    try:
+        files = (
+            sorted(file for file in path.glob("*.json") if not file.name.startswith(".")) if path.is_dir() else [path]
+        )
+    except OSError:
+        return {}
+    documents = {}
+    for file in files:
+        if not file.is_file():
+            continue  # Opening a pipe would wait for ever, and no policy would be read again.
+        try:
+            with file.open("rb") as opened:
+                documents[file.name] = opened.read(MAX_FILE_BYTES + 1)
+        except OSError:
+            continue
+    return documents
+
+
+class PolicyWatcher:
+    """The policy of one pool as the files have it; `on_change` is called, on the event loop, whenever another one comes
+    into force."""
+
+    def __init__(self, path: Path, pool: str, on_change: Callable[[Policy], None]) -> None:
+        self._path = path
+        self._pool = pool
+        self._on_change = on_change
+        self._book = PolicyStore()
+        self._last_errors: dict[str, str] = {}
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy in force; None before the first good read."""
+        return self._book.policies.get(self._pool)
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since a good document for the pool was last read."""
+        return self._book.age(self._pool, time.monotonic())
+
+    def read_once(self) -> None:
+        """Reads now, in this thread."""
+        self._take(read_documents(self._path))
+
+    async def watch(self) -> None:
+        """Reads for ever. Files are read in a thread: a slow mount must not hold up tokens."""
+        while True:
+            await asyncio.sleep(READ_INTERVAL)
+            self._take(await asyncio.to_thread(read_documents, self._path))
+
+    def acknowledgement(self, effective: Knobs, clamped_by: dict[str, str]) -> Acknowledgement | None:
+        """What to publish; None when there never was a policy."""
+        return self._book.acknowledgement(self._pool, effective, clamped_by, time.monotonic())
+
+    def _take(self, documents: dict[str, bytes]) -> None:
+        changed = self._book.offer(documents, time.monotonic())
+        if self._book.errors != self._last_errors:
+            for name, reason in self._book.errors.items():
+                log.warning("policy %s is not used: %s; the last good one stays in force", name, reason)
+            self._last_errors = dict(self._book.errors)
+        for policy in changed:
+            if policy.pool.name == self._pool:
+                log.info("policy revision %d of pool %s is in force", policy.revision, self._pool)
+                self._on_change(policy)
+
+
+def clamp(knobs: Knobs, capacity: EngineLimits) -> tuple[Knobs, dict[str, str]]:
+    """The knobs that a replica of this capacity can have, and for each that was lowered the reason.
+
+    The capacity at start is the upper bound: memory and buffers were laid out for it.
+    """
+    clamped: dict[str, str] = {}
+
+    def bounded(name: str, wanted: int | None, most: int) -> int:
+        if wanted is not None and wanted > most:
+            clamped[name] = f"start-up capacity {most}"
+        return most if wanted is None else min(wanted, most)
+
+    effective = Knobs(
+        max_num_seqs=bounded("maxNumSeqs", knobs.max_num_seqs, capacity.max_num_seqs),
+        prefill_token_budget=bounded("prefillTokenBudget", knobs.prefill_token_budget, capacity.prefill_token_budget),
+    )
+    return effective, clamped

@@ -1,0 +1,132 @@
+"""The replica's load report and the hint that rides on every response: the engine's books plus what is on its way to
+them.
+
+Builds documents from what it is shown; does no I/O and keeps no history beyond its sequence number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Iterable
+
+from headway_core.contract import Acknowledgement, ClassLoad, EngineLimits, Knobs, LoadHint, ReplicaState, RuntimeReport
+
+from headway_runtime.ipc.messages import EngineLoad, Ready
+from headway_runtime.server.engine_client import Unconfirmed
+
+MAX_GATEWAYS = 64
+"""Gateway boot ids that are remembered: restarted gateways come under new ones, and the oldest are forgotten."""
+
+_NOTHING = EngineLimits(max_num_seqs=0, prefill_token_budget=0, max_model_len=0, block_size=0, total_blocks=0)
+
+
+class RuntimeReporter:
+    """Reports of one replica, numbered."""
+
+    def __init__(self, replica: str, pool: str, model: str, emulated_pace: str | None = None) -> None:
+        self._replica = replica
+        self._pool = pool
+        self._model = model
+        self._emulated_pace = emulated_pace
+        self._seq = 0
+        self._dispatched: dict[str, int] = {}
+        self.boot_id = uuid.uuid4().hex[:16]
+
+    def saw_dispatch(self, gateway: str, number: int) -> None:
+        """A request with this dispatch number has arrived: from now on it is part of what reports show, or is over."""
+        highest = max(number, self._dispatched.pop(gateway, 0))
+        self._dispatched[gateway] = (
+            highest  # Taken out and put in again: the last in use is the last in the dictionary.
+        )
+        while len(self._dispatched) > MAX_GATEWAYS:
+            del self._dispatched[next(iter(self._dispatched))]
+
+    def report(
+        self,
+        *,
+        at: float,
+        state: ReplicaState,
+        ready: Ready | None,
+        load: EngineLoad | None,
+        unconfirmed: Iterable[Unconfirmed],
+        policy: Acknowledgement | None,
+        cordoned: bool,
+        message: str | None,
+    ) -> RuntimeReport:
+        """The whole report. Before the engine is ready it says so and knows nothing else."""
+        self._seq += 1
+        capacity = ready.capacity if ready is not None else _NOTHING
+        bare = RuntimeReport(
+            replica=self._replica,
+            pool=self._pool,
+            model=self._model,
+            boot_id=self.boot_id,
+            seq=self._seq,
+            at=at,
+            state=state,
+            capacity=capacity,
+            effective=Knobs(),
+            policy=policy,
+            cordoned=cordoned,
+            dispatched=dict(self._dispatched),
+            kv_bytes_per_token=ready.kv_bytes_per_token if ready is not None else None,
+            emulated_pace=self._emulated_pace,
+            message=message,
+        )
+        if load is None:
+            return bare
+        waiting = list(unconfirmed)
+        return dataclasses.replace(
+            bare,
+            effective=Knobs(load.limits.max_num_seqs, load.limits.prefill_token_budget),
+            running=load.running,
+            waiting=load.waiting + sum(one.sequences for one in waiting),
+            free_slots=load.free_slots,
+            free_blocks=load.free_blocks,
+            classes=_with_unconfirmed(load.classes, waiting),
+            prefill_rate=load.prefill_rate,
+            completion_rate=load.completion_rate,
+            block_release_rate=load.block_release_rate,
+            iteration_seconds=load.iteration_seconds,
+            step_time=load.step_time,
+            mix=load.mix,
+            iterations=load.iterations,
+            prompt_tokens=load.prompt_tokens,
+            output_tokens=load.output_tokens,
+            finished=load.finished,
+            preemptions=sum(load.preemptions.values()),
+        )
+
+    def hint(self, load: EngineLoad | None, unconfirmed: Iterable[Unconfirmed]) -> LoadHint | None:
+        """The short form; None while nothing is known."""
+        if load is None:
+            return None
+        self._seq += 1
+        waiting = list(unconfirmed)
+        return LoadHint(
+            boot_id=self.boot_id,
+            seq=self._seq,
+            running=load.running,
+            waiting=load.waiting + sum(one.sequences for one in waiting),
+            free_slots=load.free_slots,
+            free_blocks=load.free_blocks,
+            remaining_prefill_tokens={
+                one.priority: one.remaining_prefill_tokens for one in _with_unconfirmed(load.classes, waiting)
+            },
+            dispatched=dict(self._dispatched),
+            prefill_rate=load.prefill_rate,
+            completion_rate=load.completion_rate,
+        )
+
+
+def _with_unconfirmed(classes: tuple[ClassLoad, ...], unconfirmed: Iterable[Unconfirmed]) -> tuple[ClassLoad, ...]:
+    by_priority = {one.priority: one for one in classes}
+    for extra in unconfirmed:
+        known = by_priority.get(extra.priority, ClassLoad(extra.priority, 0, 0, 0))
+        by_priority[extra.priority] = dataclasses.replace(
+            known,
+            waiting=known.waiting + extra.sequences,
+            remaining_prefill_tokens=known.remaining_prefill_tokens + extra.prompt_tokens,
+        )
+    return tuple(by_priority[priority] for priority in sorted(by_priority, reverse=True))

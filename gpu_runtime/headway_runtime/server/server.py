@@ -1,0 +1,175 @@
+"""The server process from start to exit: sockets, the two HTTP servers, signals, drain.
+
+Order at the end: not ready and nothing new, what runs is finished within the drain budget, the rest is told,
+connections close, the engine process ends, and only then does this one. A second signal skips the waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Generator
+
+import uvicorn
+from headway_core.errors import EngineDied
+
+from headway_runtime.server.app import control_app, serving_app
+from headway_runtime.server.client_connection import ClientConnection
+from headway_runtime.server.metrics import RuntimeMetrics
+from headway_runtime.server.prompts import PromptEncoder
+from headway_runtime.server.replica import Replica
+from headway_runtime.settings import Settings, SettingsError
+from headway_runtime.text.tokenizer import Tokenizer
+
+CLOSING_SECONDS = 5.0
+"""How long answers that are being written, and connections, may take to end once nothing is computed any more."""
+_BACKLOG = 2048
+
+log = logging.getLogger("headway.runtime")
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handling: here a signal starts a drain, it does not close the listener."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Captures none."""
+        yield
+
+
+class Server:
+    """One replica's server process. `run` returns the exit status."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Opens tokenizer and sockets. Raises CheckpointError, SettingsError."""
+        self._settings = settings
+        prompts = PromptEncoder(Tokenizer.open(settings.engine.model_path))
+        self._serving = _listen(settings.host, settings.port, "--port", settings.stalled_client_seconds)
+        self._control = _listen(
+            settings.control_host, settings.control_port, "--control-port", settings.stalled_client_seconds
+        )
+        self._replica = Replica(settings, prompts, RuntimeMetrics())
+        self._asked_to_stop = asyncio.Event()
+        self._asked_to_hurry = asyncio.Event()
+        self._signal: int | None = None
+
+    async def run(self) -> int:
+        """Serves until told to stop (0), told twice (128 + signal), or the engine ends (its own status, at least 1)."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        log.info("listening on %s, control on %s", _url(self._serving), _url(self._control))
+        servers = [
+            _HttpServer(self._config(serving_app(self._replica))),
+            _HttpServer(self._config(control_app(self._replica))),
+        ]
+        serving = [
+            asyncio.create_task(server.serve(sockets=[sock]))
+            for server, sock in zip(servers, (self._serving, self._control), strict=True)
+        ]
+        try:
+            return await self._live()
+        finally:
+            for server in servers:
+                server.should_exit = True
+                server.force_exit = self._asked_to_hurry.is_set()
+            await asyncio.gather(*serving)
+            await self._replica.stop()
+
+    async def _live(self) -> int:
+        replica = self._replica
+        if not await self._started():
+            return 0 if self._asked_to_stop.is_set() else (await replica.stop() or 1)
+        log.info("ready: %s serves %s", _url(self._serving), replica.model_name)
+        if self._settings.engine.pace is not None:
+            log.warning(
+                "this is an emulated accelerator (--pace %s): its speed says nothing about this machine",
+                self._settings.engine.pace,
+            )
+        watching = asyncio.create_task(replica.watch_policy())
+        await _first(self._asked_to_stop.wait(), replica.engine.died.wait())
+        watching.cancel()
+        if self._asked_to_stop.is_set():
+            replica.begin_drain()
+            log.info(
+                "shutting down: %d requests in flight, at most %g s", replica.in_flight, self._settings.drain_seconds
+            )
+            await _first(
+                replica.drained(self._settings.drain_seconds), self._asked_to_hurry.wait(), replica.engine.died.wait()
+            )
+        if replica.engine.died.is_set():
+            log.error("the engine process ended; this process ends too, to be restarted")
+            replica.engine_failed()
+        replica.cut_all()
+        await _first(replica.until_idle(CLOSING_SECONDS), self._asked_to_hurry.wait())
+        if self._asked_to_hurry.is_set():
+            return 128 + (self._signal or 0)
+        return (await replica.stop() or 1) if replica.engine.died.is_set() else 0
+
+    async def _started(self) -> bool:
+        """Whether the engine came up before anybody asked to stop."""
+        starting = asyncio.create_task(self._replica.start())
+        await _first(asyncio.shield(starting), self._asked_to_stop.wait())
+        if not starting.done():
+            starting.cancel()
+            return False
+        try:
+            starting.result()
+        except EngineDied as error:
+            log.error("%s", error)
+            self._replica.engine_failed()
+            return False
+        return True
+
+    def _on_signal(self, number: int) -> None:
+        if self._asked_to_stop.is_set():
+            self._signal = number
+            self._asked_to_hurry.set()
+        self._asked_to_stop.set()
+
+    def _config(self, app: object) -> uvicorn.Config:
+        return uvicorn.Config(
+            app,  # type: ignore[arg-type]
+            http=ClientConnection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=self._settings.keep_alive_seconds,  # type: ignore[arg-type]  # handed to call_later, which takes any number
+            timeout_graceful_shutdown=int(CLOSING_SECONDS),
+            backlog=_BACKLOG,
+        )
+
+
+async def _first(*waits: object) -> None:
+    """Returns when one of the awaitables is done; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]  # type: ignore[call-overload]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _listen(host: str, port: int, flag: str, stalled_seconds: float) -> socket.socket:
+    """A listening socket. Raises SettingsError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror or error}", flag) from None
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Accepted sockets inherit it: the kernel resets a connection whose peer leaves our bytes lying, which closing
+        # it would not do.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stalled_seconds * 1000) + 5000)
+    return sock
+
+
+def _url(sock: socket.socket) -> str:
+    host, port, *_ = sock.getsockname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

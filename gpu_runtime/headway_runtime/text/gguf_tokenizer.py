@@ -1,0 +1,139 @@
+"""The tokenizer inside a GGUF file: tokens, types and merges from its metadata, the pre-tokenizer from a table by its
+name.
+
+llama.cpp's rules are the reference for the ids: `tokenizer.ggml.pre` names a set of regular expressions that only its
+source defines. A name that is not in the table here is refused, since any other split would give other ids without a
+word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway_core.errors import CheckpointError
+
+from headway_runtime.gguf_metadata import read_metadata
+from headway_runtime.text.tokenizer_source import TokenizerSource
+
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+"""Values of tokenizer.ggml.token_type that stand for whole tokens in text: the first two are special, user-defined ones
+are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What llama.cpp does for one name of `tokenizer.ggml.pre`."""
+
+    pre_tokenizer: dict[str, Any]
+    """In the form of tokenizer.json."""
+    whole_words_first: bool = False
+    """A word that is a token is that token, whatever the merges say."""
+    add_bos: bool = False
+    """Where the file has no tokenizer.ggml.add_bos_token."""
+
+
+def _byte_level(split: bool) -> dict[str, Any]:
+    """Text to bytes, written as printable characters; with `split` first into words, by GPT-2's expression."""
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": split}
+
+
+def _sequence(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "pretokenizers": list(parts)}
+
+
+_LLAMA_3 = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA_RULES = Rules(
+    _sequence(
+        {"type": "Split", "pattern": {"Regex": _LLAMA_3}, "behavior": "Isolated", "invert": False},
+        _byte_level(split=False),
+    ),
+    whole_words_first=True,
+    add_bos=True,
+)
+PRE_TOKENIZERS = {
+    "gpt-2": Rules(_byte_level(split=True)),
+    "smollm": Rules(_sequence({"type": "Digits", "individual_digits": True}, _byte_level(split=True))),
+    "llama3": _LLAMA_RULES,
+    "llama-v3": _LLAMA_RULES,
+    "llama-bpe": _LLAMA_RULES,
+}
+
+
+def read_gguf(path: Path) -> TokenizerSource:
+    """The tokenizer of a GGUF file. Raises CheckpointError naming the metadata key."""
+    value = read_metadata(path).get
+
+    def refuse(key: str, message: str) -> CheckpointError:
+        return CheckpointError(str(path), f"tokenizer.ggml.{key}", message)
+
+    model, pre = value("tokenizer.ggml.model"), value("tokenizer.ggml.pre")
+    if model != "gpt2":
+        raise refuse(
+            "model", f"must be gpt2, not {model!r}: use a safetensors folder with a tokenizer.json for other tokenizers"
+        )
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
+        raise refuse(
+            "pre",
+            f"must be one of {', '.join(PRE_TOKENIZERS)}, not {pre!r}: how that one splits text is not known here",
+        )
+    rules = PRE_TOKENIZERS[pre]
+    tokens, types, merges = (value(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type", "merges"))
+    if not isinstance(tokens, list) or not tokens or len(set(tokens)) != len(tokens):
+        raise refuse("tokens", "must list the tokens, each once")
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise refuse("token_type", f"must hold one type for each of the {len(tokens)} tokens")
+    pairs = [merge.split(" ", 1) for merge in merges] if isinstance(merges, list) else []
+    if not pairs or any(len(pair) != 2 for pair in pairs):
+        raise refuse("merges", "must hold pairs of tokens with a space between")
+    named: dict[str, str] = {}
+    for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
+        token = value(f"tokenizer.ggml.{key}_token_id")
+        if token is not None:
+            if not isinstance(token, int) or not 0 <= token < len(tokens):
+                raise refuse(f"{key}_token_id", f"must be an id below {len(tokens)}, not {token!r}")
+            named[name] = tokens[token]
+    more_eos = (value(f"tokenizer.ggml.{key}_token_id") for key in ("eot", "eom"))
+    return TokenizerSource(
+        path=str(path),
+        definition=_definition(tokens, types, pairs, rules),
+        named=named,
+        more_eos=tuple(tokens[token] for token in more_eos if isinstance(token, int) and 0 <= token < len(tokens)),
+        add_bos=bool(value("tokenizer.ggml.add_bos_token", rules.add_bos)),
+        add_eos=bool(value("tokenizer.ggml.add_eos_token", False)),
+        template=value("tokenizer.chat_template"),
+    )
+
+
+def _definition(tokens: list[str], types: list[int], merges: list[list[str]], rules: Rules) -> dict[str, Any]:
+    """The metadata in the form of tokenizer.json."""
+    added = [
+        {
+            "id": token,
+            "content": tokens[token],
+            "special": kind != _USER_DEFINED,
+            "normalized": False,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+        }
+        for token, kind in enumerate(types)
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    ]
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": rules.pre_tokenizer,
+        "decoder": _byte_level(split=True),
+        "model": {
+            "type": "BPE",
+            "vocab": {text: token for token, text in enumerate(tokens)},
+            "merges": merges,
+            "ignore_merges": rules.whole_words_first,
+        },
+    }

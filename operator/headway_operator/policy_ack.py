@@ -1,0 +1,86 @@
+"""KnobsApplied: whether the policy that was written is the policy in force, from what the pods themselves confirm.
+Pure."""
+
+from __future__ import annotations
+
+from headway_core.contract import ANNOTATION_PAUSED, Policy
+from headway_core.planning.conditions import Condition
+from headway_core.slo import Mode, ServingSLO
+
+from headway_operator.kube import KubeError
+from headway_operator.observe import Observation
+
+PATIENCE = 120.0
+"""Seconds that reading a policy may take before it is a fault: a kubelet that was not woken needs a minute."""
+
+
+def paused(slo: ServingSLO) -> bool:
+    """Whether somebody asked for nothing to be applied."""
+    return slo.annotations.get(ANNOTATION_PAUSED, "").lower() == "true"
+
+
+def acknowledged_replicas(observation: Observation, policy: Policy | None) -> int:
+    """Serving replicas that confirm the policy."""
+    if policy is None:
+        return 0
+    return sum(
+        observation.acknowledged.get(replica.name, 0) >= policy.revision for replica in observation.snapshot.fresh
+    )
+
+
+def knobs_applied(
+    slo: ServingSLO, policy: Policy | None, observation: Observation, failure: KubeError | None, waited: float
+) -> Condition:
+    """The condition. `failure` is why the policy could not be written, `waited` the seconds since it was."""
+
+    def verdict(holds: bool | None, reason: str, message: str) -> Condition:
+        return Condition("KnobsApplied", holds, reason, message)
+
+    if paused(slo):
+        return verdict(
+            False, "Paused", f"the annotation {ANNOTATION_PAUSED} is set: nothing is applied until it is removed"
+        )
+    if failure is not None:
+        return verdict(False, *_failure(failure, slo))
+    if slo.mode is not Mode.ENFORCE:
+        return verdict(False, "NotEnforced", f"spec.mode is {slo.mode.value}: knobs and replicas stay as they are")
+    if policy is None:
+        raise AssertionError("without a failure, enforcing writes a policy")
+    if observation.refusals:
+        pod, why = sorted(observation.refusals.items())[0]
+        return verdict(
+            False, "Refused", f"{len(observation.refusals)} pods could not read the policy, such as {pod}: {why}"
+        )
+    serving = len(observation.snapshot.fresh)
+    confirmed = acknowledged_replicas(observation, policy)
+    if serving == 0:
+        return verdict(None, "NoReplicas", f"revision {policy.revision} is written; no replica is there to confirm it")
+    if confirmed < serving:
+        words = f"{confirmed} of {serving} serving replicas confirmed revision {policy.revision}"
+        if waited < PATIENCE:
+            return verdict(None, "Waiting", words)
+        return verdict(
+            False, "NotAcknowledged", f"{words}: check that they mount the ConfigMap and were started with --policy"
+        )
+    if observation.clamped:
+        what = "; ".join(f"{knob}: {why}" for knob, why in sorted(observation.clamped.items()))
+        return verdict(True, "Clamped", f"every serving replica confirmed the policy; some have less in force: {what}")
+    return verdict(
+        True, "Acknowledged", f"revision {policy.revision} is in force on {confirmed} of {serving} serving replicas"
+    )
+
+
+def _failure(error: KubeError, slo: ServingSLO) -> tuple[str, str]:
+    name = f"{slo.gateway_name}-policy"
+    if error.forbidden:
+        return (
+            "Forbidden",
+            f"the operator's account may not get and patch ConfigMap {name} in namespace {slo.namespace}: grant "
+            f"it ({error.message})",
+        )
+    if error.missing:
+        return (
+            "ConfigMapNotFound",
+            f"there is no ConfigMap {name}: the chart makes it; or kubectl create configmap {name} -n {slo.namespace}",
+        )
+    return "WriteFailed", f"the policy could not be written: {error.message}"
