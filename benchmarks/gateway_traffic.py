@@ -18,8 +18,9 @@ import time
 from typing import ClassVar
 
 import uvloop
-from headway_core import contract
-from headway_core.contract import EngineLimits, Knobs, ReplicaState, RuntimeReport
+from headway_core.contract import documents
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import EngineLimits, ReplicaState, RuntimeReport
 from headway_gateway.server import serve
 from headway_gateway.settings import Settings, parse_pool
 
@@ -126,7 +127,7 @@ class Control(asyncio.Protocol):
             iteration_seconds=0.001,
             dispatched=dict(SEEN),
         )
-        body = contract.dump(report).encode()
+        body = documents.dump(report).encode()
         self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
 

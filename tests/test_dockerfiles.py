@@ -12,7 +12,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from headway_core.contract import CONTROL_PORT, SERVING_PORT
+from headway_core.contract.http import CONTROL_PORT, SERVING_PORT
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from headway_core.contract import Knobs
+from headway_core.contract.policy import Knobs
 from headway_core.planning.capacity import Binding, ReplicaCapacity
 from headway_core.planning.conditions import feasible
 from headway_core.planning.knobs import Estimate, KnobMemory, KnobPlan

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-from headway_core.contract import PATH_LOAD, ReplicaState, RuntimeReport, dump, load_runtime_report
+from headway_core.contract.documents import dump, load_runtime_report
+from headway_core.contract.http import PATH_LOAD
+from headway_core.contract.reports import ReplicaState, RuntimeReport
 from headway_core.errors import DocumentError
 from headway_runtime.settings import find_model, from_arguments
 

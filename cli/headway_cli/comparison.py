@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from headway_core.admission import QueueLimits, Rule
-from headway_core.contract import RuntimeReport
+from headway_core.contract.reports import RuntimeReport
 from headway_core.errors import InvalidInput
 from headway_core.planning.capacity import ReplicaCapacity, Targets, Workload, solve
 from headway_core.slo import PriorityClass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headway_core import wire
 from headway_core.admission import Rule
+from headway_core.contract import codec
 from headway_sim.report import RunFigures, SimulationReport
 from rich.table import Table
 
@@ -96,8 +96,8 @@ def document(trial: Comparison) -> dict[str, object]:
         "replicas": trial.config.replicas,
         "maxNumSeqs": replica.max_num_seqs,
         "prefillTokenBudget": replica.prefill_token_budget,
-        "stepTime": wire.encode(replica.step_time),
-        "classes": wire.encode(trial.config.classes),
+        "stepTime": codec.encode(replica.step_time),
+        "classes": codec.encode(trial.config.classes),
         "rules": {rule.value: report.as_dict() for rule, report in trial.reports.items()},
         "oneServer": None
         if trial.one_server is None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from headway_core.contract import EngineLimits, StepTimeReport
+from headway_core.contract.reports import EngineLimits, StepTimeReport
 from headway_core.latency import StepTimeModel, calibration_shapes
 from headway_core.least_squares import nonnegative_least_squares
 

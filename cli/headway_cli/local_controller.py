@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from headway_core.contract import MAX_REVISION, Endpoint, GatewayReport, Knobs, Policy, Pool, RuntimeReport
+from headway_core.contract.policy import MAX_REVISION, Endpoint, Knobs, Policy, Pool
+from headway_core.contract.reports import GatewayReport, RuntimeReport
 from headway_core.planning.knobs import KnobMemory, plan_knobs
 from headway_core.planning.snapshot import ClassTraffic, ObservedReplica, Phase, Traffic
 from headway_core.planning.traffic_window import TrafficWindow

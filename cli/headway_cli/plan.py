@@ -9,7 +9,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headway_core.contract import Knobs, Mix, RuntimeReport
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import Mix, RuntimeReport
 from headway_core.errors import InvalidInput
 from headway_core.planning.capacity import Binding, ReplicaCapacity, Workload, say, step_seconds
 from headway_core.planning.plan import Memory, Plan, plan

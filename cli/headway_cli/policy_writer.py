@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from headway_core.contract import Policy, dump
+from headway_core.contract.documents import dump
+from headway_core.contract.policy import Policy
 
 
 class PolicyWriter:

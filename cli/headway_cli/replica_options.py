@@ -10,7 +10,8 @@ import argparse
 import math
 from dataclasses import replace
 
-from headway_core.contract import EngineLimits, Knobs, ReplicaState, RuntimeReport, StepTimeReport
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import EngineLimits, ReplicaState, RuntimeReport, StepTimeReport
 from headway_core.errors import InvalidInput
 from headway_core.planning.capacity import ITERATION_LIMIT
 

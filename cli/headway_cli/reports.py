@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import httpx
-from headway_core.contract import PATH_LOAD, GatewayReport, RuntimeReport, load_gateway_report, load_runtime_report
+from headway_core.contract.documents import load_gateway_report, load_runtime_report
+from headway_core.contract.http import PATH_LOAD
+from headway_core.contract.reports import GatewayReport, RuntimeReport
 from headway_core.errors import DocumentError
 
 T = TypeVar("T")

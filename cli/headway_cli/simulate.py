@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from headway_core.admission import Rule
-from headway_core.contract import RuntimeReport
+from headway_core.contract.reports import RuntimeReport
 from headway_core.errors import InvalidInput
 from headway_core.slo import PriorityClass
 from headway_sim.replica import ACCELERATOR, POLICIES

@@ -11,16 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from headway_core import wire
-from headway_core.contract import (
-    PATH_LOAD,
-    PATH_POLICY,
-    GatewayReport,
-    Policy,
-    RuntimeReport,
-    load_gateway_report,
-    load_runtime_report,
-)
+from headway_core.contract import codec
+from headway_core.contract.documents import load_gateway_report, load_runtime_report
+from headway_core.contract.http import PATH_LOAD, PATH_POLICY
+from headway_core.contract.policy import Policy
+from headway_core.contract.reports import GatewayReport, RuntimeReport
 from headway_core.errors import DocumentError, InvalidInput
 from headway_core.planning.snapshot import Traffic
 from headway_core.planning.traffic_window import TrafficWindow
@@ -122,7 +117,7 @@ def _get(client: httpx.Client, source: str, path: str) -> bytes:
 def _policy(client: httpx.Client, source: str, pool: str | None) -> Policy:
     """The policy in force at a gateway for the pool."""
     documents = json.loads(_get(client, source, PATH_POLICY))
-    policies = {name: wire.decode(Policy, document) for name, document in documents.items()}
+    policies = {name: codec.decode(Policy, document) for name, document in documents.items()}
     name = pool if pool is not None or len(policies) != 1 else next(iter(policies))
     if name not in policies:
         asked = f"no pool {name!r}" if name is not None else "several pools, and no --slo says which"

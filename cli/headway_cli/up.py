@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
-from headway_core.contract import Endpoint, ReplicaState
+from headway_core.contract.policy import Endpoint
+from headway_core.contract.reports import ReplicaState
 from headway_core.errors import InvalidInput
 
 from headway_cli.live_view import LiveView

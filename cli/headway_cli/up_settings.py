@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway_core.contract import SERVING_PORT
+from headway_core.contract.http import SERVING_PORT
 from headway_core.errors import InvalidInput
 from headway_core.slo import ServingSLO
 from headway_runtime.settings import find_model, from_arguments

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headway_core.contract import Acknowledgement, Knobs, Policy, load_policy
+from headway_core.contract.documents import load_policy
+from headway_core.contract.policy import Knobs, Policy
+from headway_core.contract.reports import Acknowledgement
 from headway_core.errors import DocumentError
 
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from headway_core.admission.request import Request
-from headway_core.contract import OUTCOMES, ClassReport, ShedReason
+from headway_core.contract.header_names import ShedReason
+from headway_core.contract.metric_names import OUTCOMES
+from headway_core.contract.reports import ClassReport
 from headway_core.histogram import GROWTH, SMALLEST, LogHistogram
 
 from headway_gateway.client_request import RequestStopped, StopCause

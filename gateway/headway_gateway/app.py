@@ -16,7 +16,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from headway_core import contract
+from headway_core.contract import documents, http, reports
 from starlette.exceptions import HTTPException
 
 from headway_gateway import error_responses, openapi, status_page
@@ -145,19 +145,19 @@ def control_app(gateway: Gateway) -> FastAPI:
     """What the operator, Prometheus and `headway up` see; never exposed to clients."""
     app = _app(gateway, "Headway gateway, control")
 
-    @app.get(contract.PATH_LOAD)
+    @app.get(http.PATH_LOAD)
     async def load() -> Response:
         """This gateway's load report."""
         report = gateway.reports.report(asyncio.get_running_loop().time())
-        return Response(contract.dump(report), media_type="application/json")
+        return Response(documents.dump(report), media_type="application/json")
 
-    @app.get(contract.PATH_POLICY)
+    @app.get(http.PATH_POLICY)
     async def policy() -> Response:
         """The policies in force, by pool."""
-        policies = ",".join(f'"{pool.name}":{contract.dump(pool.policy)}' for pool in gateway.pools)
+        policies = ",".join(f'"{pool.name}":{documents.dump(pool.policy)}' for pool in gateway.pools)
         return Response("{" + policies + "}", media_type="application/json")
 
-    @app.get(contract.PATH_METRICS)
+    @app.get(http.PATH_METRICS)
     async def metrics() -> Response:
         """Prometheus metrics."""
         return Response(gateway.metrics.text(), media_type=CONTENT_TYPE)
@@ -168,17 +168,17 @@ def control_app(gateway: Gateway) -> FastAPI:
 def _app(gateway: Gateway, title: str) -> FastAPI:
     app = FastAPI(title=title, docs_url=None, redoc_url=None, redirect_slashes=False)
 
-    @app.get(contract.PATH_HEALTH)
+    @app.get(http.PATH_HEALTH)
     async def health() -> dict[str, str]:
         """The process runs."""
         return {"status": "ok"}
 
-    @app.get(contract.PATH_READY, responses={503: {"description": "Just started, or going away: send nothing new."}})
+    @app.get(http.PATH_READY, responses={503: {"description": "Just started, or going away: send nothing new."}})
     async def ready() -> Response:
         """Whether new requests should come here. Once it has looked for replicas they should, even if there were
         none."""
         state = gateway.pools.state
-        return JSONResponse({"status": state.value}, 200 if state is contract.ReplicaState.READY else 503)
+        return JSONResponse({"status": state.value}, 200 if state is reports.ReplicaState.READY else 503)
 
     @app.exception_handler(HTTPException)
     async def not_here(_request: Request, error: HTTPException) -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from headway_core.contract import ShedReason
+from headway_core.contract.header_names import ShedReason
 from headway_core.json_document import LARGE_BYTES
 
 from headway_gateway import error_responses

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Mu
 from enum import Enum
 from typing import Any, Protocol
 
-from headway_core.contract import REQUEST_ID
+from headway_core.contract.header_names import REQUEST_ID
 
 from headway_gateway import error_responses
 from headway_gateway.body_budget import BodyReservation

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headway_core.admission.request import Shed
-from headway_core.contract import SHED_REASON, ShedReason
+from headway_core.contract.header_names import SHED_REASON, ShedReason
 from headway_core.errors import RequestError
 
 
@@ -37,7 +37,7 @@ class ErrorResponse:
 class RequestRejected(Exception):
     """Raised where a request ends early: `answer` becomes the response, or the last record of a stream that has begun.
 
-    `outcome` is one of `contract.OUTCOMES`; `reason` is given when it was shed.
+    `outcome` is one of `metric_names.OUTCOMES`; `reason` is given when it was shed.
     """
 
     def __init__(self, answer: ErrorResponse, outcome: str = "client_error", reason: ShedReason | None = None) -> None:

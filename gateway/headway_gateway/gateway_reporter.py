@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 
-from headway_core.contract import GatewayReport, Knobs, PoolReport
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import GatewayReport, PoolReport
 from headway_core.policy_store import PolicyStore
 
 from headway_gateway.pools import Pools, ServedPool

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from headway_core import contract
+from headway_core.contract import header_names, metric_names
 from headway_core.histogram import GROWTH, SMALLEST
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from headway_gateway.accounting import EDGES, ClassCounters, DurationHistogram, SignedErrors
 from headway_gateway.pools import Pools
 
-Names = contract.Metric
+Names = metric_names.Metric
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _EVERY = 4
@@ -68,7 +68,7 @@ class CountersCollector(Collector):
                 requests.add_metric([pool, name, outcome], count)
             if ledger is self._pools.unplaced:
                 continue
-            for reason in contract.ShedReason:
+            for reason in header_names.ShedReason:
                 shed.add_metric([pool, name, reason.value], ledger.shed.get(reason.value, 0))
             for objective in ("ttft", "tpot", "all"):
                 good.add_metric([pool, name, objective], ledger.good.get(objective, 0))

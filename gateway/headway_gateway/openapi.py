@@ -6,7 +6,8 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from headway_core.contract import MAX_CHOICES, SHED_REASON, ShedReason
+from headway_core.contract.header_names import SHED_REASON, ShedReason
+from headway_core.contract.http import MAX_CHOICES
 
 from headway_gateway.parsed_request import ApiRoute
 

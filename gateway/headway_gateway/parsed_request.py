@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from headway_core.contract import MAX_CHOICES
+from headway_core.contract.http import MAX_CHOICES
 from headway_core.errors import RequestError
 from headway_core.json_document import parse_object
 

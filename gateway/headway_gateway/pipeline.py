@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from headway_core.contract import CLASS
+from headway_core.contract.header_names import CLASS
 from headway_core.errors import RequestError
 from headway_core.json_document import LARGE_BYTES
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from headway_core.contract import Policy, Pool
+from headway_core.contract.policy import Policy, Pool
 from headway_core.policy_store import PolicyStore
 from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
 

@@ -20,17 +20,9 @@ from headway_core.admission import (
 )
 from headway_core.admission.prefixes import CHUNK_BYTES
 from headway_core.admission.retry_after import SHORTEST
-from headway_core.contract import (
-    CLASS,
-    DISPATCH,
-    PRIORITY,
-    TENANT,
-    WANT_USAGE,
-    Policy,
-    ReplicaState,
-    ShedReason,
-    tenant_salt,
-)
+from headway_core.contract.header_names import CLASS, DISPATCH, PRIORITY, TENANT, WANT_USAGE, ShedReason, tenant_salt
+from headway_core.contract.policy import Policy
+from headway_core.contract.reports import ReplicaState
 from headway_core.errors import RequestError
 from headway_core.slo import PriorityClass
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from headway_core.contract import LOAD, PROMPT_TOKENS, ShedReason
+from headway_core.contract.header_names import LOAD, PROMPT_TOKENS, ShedReason
 
 from headway_gateway.accounting import RequestRecord
 from headway_gateway.client_request import ClientRequest

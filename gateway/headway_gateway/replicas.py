@@ -16,7 +16,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from headway_core.admission import PoolAdmission
-from headway_core.contract import PATH_LOAD, Endpoint, LoadHint, RuntimeReport, load_hint, load_runtime_report
+from headway_core.contract.documents import load_hint, load_runtime_report
+from headway_core.contract.http import PATH_LOAD
+from headway_core.contract.policy import Endpoint
+from headway_core.contract.reports import LoadHint, RuntimeReport
 from headway_core.errors import DocumentError
 
 from headway_gateway.http_connection import UpstreamError, UpstreamFailure

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from headway_core.contract import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT, Endpoint, Pool
+from headway_core.contract.http import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT
+from headway_core.contract.policy import Endpoint, Pool
 
 RULES = ("moore", "prediction", "littles-law", "queued-tokens", "open")
 

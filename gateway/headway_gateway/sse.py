@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 
-from headway_core.contract import USAGE_COMMENT
+from headway_core.contract.header_names import USAGE_COMMENT
 
 _MARK = USAGE_COMMENT.encode()
 _END = re.compile(rb"\r?\n\r?\n")

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from headway_core.contract import ClassReport, RuntimeReport
+from headway_core.contract.reports import ClassReport, RuntimeReport
 from headway_core.histogram import LogHistogram
 from headway_core.slo import PriorityClass
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 
-from headway_core.contract import INTERNAL_HEADERS, REQUEST_ID
+from headway_core.contract.header_names import INTERNAL_HEADERS, REQUEST_ID
 
 from headway_gateway.http_connection import Header, HttpConnection, UpstreamError, UpstreamFailure
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from headway_core.contract import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT
+from headway_core.contract.http import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCHEDULING_POLICIES = ("priority", "fcfs", "sjf", "dynamic")

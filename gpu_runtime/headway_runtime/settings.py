@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway_core.contract import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT
+from headway_core.contract.http import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT
 from headway_core.errors import InvalidInput
 
 from headway_runtime.command_line import parser

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headway_core.contract import GROUP, PLURAL
+from headway_core.contract.kubernetes import GROUP, PLURAL
 
 from headway_operator.kube import Kube
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway_core.contract import Knobs, Policy
+from headway_core.contract.policy import Knobs, Policy
 from headway_core.planning.plan import Scale
 from headway_core.planning.snapshot import Phase
 

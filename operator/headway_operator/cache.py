@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from headway_core.contract import PLURAL
+from headway_core.contract.kubernetes import PLURAL
 
 from headway_operator.resources import Deployment, Pod, Service, deployment_of, pod_of, service_of
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from headway_core.contract import GROUP, PLURAL, VERSION
+from headway_core.contract.kubernetes import GROUP, PLURAL, VERSION
 from headway_core.planning.conditions import Condition
 
 from headway_operator import schema, status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headway_core.contract import Knobs, Policy
+from headway_core.contract.policy import Knobs, Policy
 from headway_core.planning.conditions import Condition
 from headway_core.planning.plan import Cordon, Plan, Scale, SetKnobs
 from headway_core.slo import Mode, ServingSLO

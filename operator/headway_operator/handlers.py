@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import kopf
-from headway_core.contract import GROUP, PLURAL, VERSION
+from headway_core.contract.kubernetes import GROUP, PLURAL, VERSION
 
 WATCHED: dict[str, tuple[str, str]] = {
     PLURAL: (GROUP, VERSION),

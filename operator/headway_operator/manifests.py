@@ -8,17 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from headway_core.contract import (
-    ANNOTATION_DELETION_COST,
-    ANNOTATION_POLICY_TOUCH,
-    FIELD_MANAGER_PREFIX,
-    Endpoint,
-    Knobs,
-    Policy,
-    Pool,
-    dump,
-    load_policy,
-)
+from headway_core.contract.documents import dump, load_policy
+from headway_core.contract.kubernetes import ANNOTATION_DELETION_COST, ANNOTATION_POLICY_TOUCH, FIELD_MANAGER_PREFIX
+from headway_core.contract.policy import Endpoint, Knobs, Policy, Pool
 from headway_core.errors import DocumentError
 from headway_core.slo import API_VERSION, KIND, ServingSLO
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from wsgiref.simple_server import WSGIServer, make_server
 
-from headway_core.contract import PATH_METRICS
+from headway_core.contract.http import PATH_METRICS
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer, _SilentHandler
 

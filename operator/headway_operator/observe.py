@@ -13,16 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from headway_core.contract import (
-    PATH_LOAD,
-    GatewayReport,
-    Knobs,
-    Policy,
-    PoolReport,
-    RuntimeReport,
-    load_gateway_report,
-    load_runtime_report,
-)
+from headway_core.contract.documents import load_gateway_report, load_runtime_report
+from headway_core.contract.http import PATH_LOAD
+from headway_core.contract.policy import Knobs, Policy
+from headway_core.contract.reports import GatewayReport, PoolReport, RuntimeReport
 from headway_core.errors import DocumentError
 from headway_core.planning.snapshot import ObservedReplica, Phase, Snapshot
 from headway_core.planning.traffic_window import TrafficWindow

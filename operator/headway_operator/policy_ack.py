@@ -3,7 +3,8 @@ Pure."""
 
 from __future__ import annotations
 
-from headway_core.contract import ANNOTATION_PAUSED, Policy
+from headway_core.contract.kubernetes import ANNOTATION_PAUSED
+from headway_core.contract.policy import Policy
 from headway_core.planning.conditions import Condition
 from headway_core.slo import Mode, ServingSLO
 

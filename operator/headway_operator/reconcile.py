@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from headway_core.contract import GROUP, PLURAL, VERSION, Knobs, Policy
+from headway_core.contract.kubernetes import GROUP, PLURAL, VERSION
+from headway_core.contract.policy import Knobs, Policy
 from headway_core.planning.conditions import Condition
 from headway_core.planning.plan import Memory, Plan, SetKnobs, plan
 from headway_core.planning.traffic_window import TrafficWindow

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway_core.contract import (
+from headway_core.contract.http import CONTROL_PORT
+from headway_core.contract.kubernetes import (
     ANNOTATION_DELETION_COST,
     ANNOTATION_OPERATOR,
     ANNOTATION_POLICY_TOUCH,
-    CONTROL_PORT,
     LABEL_GATEWAY,
     LABEL_RUNTIME,
 )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headway_core.contract import GROUP, VERSION
+from headway_core.contract.kubernetes import GROUP, VERSION
 from headway_core.slo import KIND
 
 from headway_operator.kube import Kube, KubeError

@@ -10,7 +10,7 @@ import socket
 import uuid
 from dataclasses import dataclass, field
 
-from headway_core.contract import CONTROL_PORT
+from headway_core.contract.http import CONTROL_PORT
 from headway_core.durations import parse_duration
 from headway_core.errors import SpecError
 

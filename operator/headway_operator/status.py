@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headway_core.contract import Knobs
+from headway_core.contract.policy import Knobs
 from headway_core.durations import format_duration
 from headway_core.planning.conditions import Condition
 from headway_core.planning.snapshot import ClassTraffic, Traffic

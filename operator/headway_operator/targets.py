@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headway_core.contract import LABEL_RUNTIME, policy_config_map
+from headway_core.contract.kubernetes import LABEL_RUNTIME, policy_config_map
 from headway_core.errors import SpecError
 from headway_core.planning.conditions import Condition
 from headway_core.slo import ServingSLO

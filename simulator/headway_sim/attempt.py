@@ -6,7 +6,7 @@ import functools
 import math
 from dataclasses import dataclass, field
 
-from headway_core.contract import ShedReason
+from headway_core.contract.header_names import ShedReason
 from headway_core.histogram import LogHistogram, bucket
 from headway_core.slo import PriorityClass
 

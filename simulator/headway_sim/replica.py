@@ -17,7 +17,8 @@ from headway_core.batching.scheduling_policies import (
     SloAware,
 )
 from headway_core.batching.sequence import Sequence
-from headway_core.contract import EngineLimits, Knobs, LoadHint, ReplicaState, RuntimeReport, StepTimeReport
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import EngineLimits, LoadHint, ReplicaState, RuntimeReport, StepTimeReport
 from headway_core.engine_rates import EngineRates
 from headway_core.latency import StepTimeModel
 from headway_core.slo import PriorityClass

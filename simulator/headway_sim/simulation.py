@@ -26,7 +26,7 @@ from headway_core.admission import (
     Rule,
 )
 from headway_core.batching.plan import EventKind
-from headway_core.contract import LoadHint, RuntimeReport
+from headway_core.contract.reports import LoadHint, RuntimeReport
 from headway_core.errors import Unschedulable
 from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
 

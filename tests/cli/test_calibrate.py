@@ -8,7 +8,8 @@ import tiny_model
 from headway_cli.__main__ import main
 from headway_cli.linear_fit import straight_line
 from headway_cli.replica_options import on_paper, parse_coefficients
-from headway_core.contract import EngineLimits, load_runtime_report
+from headway_core.contract.documents import load_runtime_report
+from headway_core.contract.reports import EngineLimits
 
 PACE = (0.03, 0.0005, 0.002, 0.00001)
 LIMITS = EngineLimits(max_num_seqs=32, prefill_token_budget=512, max_model_len=4096, block_size=16, total_blocks=4096)

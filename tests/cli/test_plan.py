@@ -10,18 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from headway_cli.__main__ import main
 from headway_cli.replica_options import on_paper, parse_coefficients
-from headway_core.contract import (
-    ClassReport,
-    Endpoint,
-    GatewayReport,
-    Knobs,
-    Mix,
-    Policy,
-    Pool,
-    PoolReport,
-    ReplicaState,
-    dump,
-)
+from headway_core.contract.documents import dump
+from headway_core.contract.policy import Endpoint, Knobs, Policy, Pool
+from headway_core.contract.reports import ClassReport, GatewayReport, Mix, PoolReport, ReplicaState
 from headway_core.slo import Objectives, PriorityClass, TpotObjective
 
 A, B, D, E = 0.02, 0.0001, 0.0005, 0.000001

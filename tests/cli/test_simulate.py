@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from headway_cli.__main__ import main
 from headway_cli.replica_options import on_paper, parse_coefficients
-from headway_core.contract import EngineLimits, Knobs, dump
+from headway_core.contract.documents import dump
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import EngineLimits
 
 COEFFICIENTS = "0.01,0.0001,0.0005,0.000001"
 SLO = """

@@ -3,14 +3,12 @@ import dataclasses
 import pytest
 from headway_cli.local_controller import LocalController
 from headway_cli.slo_file import DEFAULT, read_slo
-from headway_core.contract import (
-    MAX_REVISION,
+from headway_core.contract.policy import MAX_REVISION, Endpoint, Knobs
+from headway_core.contract.reports import (
     Acknowledgement,
     ClassReport,
-    Endpoint,
     EngineLimits,
     GatewayReport,
-    Knobs,
     Mix,
     PoolReport,
     ReplicaState,

@@ -1,7 +1,8 @@
 import dataclasses
 
 import pytest
-from headway_core.contract import Knobs, Policy, Pool, dump
+from headway_core.contract.documents import dump
+from headway_core.contract.policy import Knobs, Policy, Pool
 from headway_core.policy_store import PolicyStore
 from headway_core.slo import Objectives, PriorityClass, TtftObjective
 

@@ -9,7 +9,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway_core.contract import ReplicaState, RuntimeReport, load_runtime_report
+from headway_core.contract.documents import load_runtime_report
+from headway_core.contract.reports import ReplicaState, RuntimeReport
 from kubernetes import client, config
 
 

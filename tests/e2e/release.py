@@ -15,7 +15,8 @@ from typing import Any
 import openai
 import psutil
 from cluster.client import Client
-from headway_core.contract import GatewayReport, RuntimeReport, load_gateway_report, load_runtime_report
+from headway_core.contract.documents import load_gateway_report, load_runtime_report
+from headway_core.contract.reports import GatewayReport, RuntimeReport
 from rendering import CHART
 
 PATIENCE = ("--wait", "--timeout", "240s")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cluster.client import Client
 from cluster.errors import CommandFailed
-from headway_core.contract import FIELD_MANAGER_PREFIX
+from headway_core.contract.kubernetes import FIELD_MANAGER_PREFIX
 from rendering import CHART
 
 pytestmark = pytest.mark.cluster

@@ -8,7 +8,8 @@ import shlex
 import pytest
 import yaml
 from cluster.client import Client
-from headway_core.contract import ANNOTATION_OPERATOR, LABEL_GATEWAY, LABEL_RUNTIME, Metric, policy_config_map
+from headway_core.contract.kubernetes import ANNOTATION_OPERATOR, LABEL_GATEWAY, LABEL_RUNTIME, policy_config_map
+from headway_core.contract.metric_names import Metric
 from headway_operator.access import NEEDED
 from headway_operator.metrics import REGISTRY
 from rendering import ABSENT, CHART, container, nested, one, pairwise, render, render_text

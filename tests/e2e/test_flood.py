@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cluster.client import Client
 from fleet_watch import FleetWatch, Look
-from headway_core.contract import RuntimeReport
+from headway_core.contract.reports import RuntimeReport
 from open_loop import Load
 from under_load import Line, install, promise, traffic
 

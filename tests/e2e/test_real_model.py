@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from cluster.client import Client
 from cluster.fixtures import fresh_namespace
-from headway_core.contract import RuntimeReport
+from headway_core.contract.reports import RuntimeReport
 from headway_core.latency import StepTimeModel
 from open_loop import Load, OpenLoop
 from release import Release, values_file

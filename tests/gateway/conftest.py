@@ -7,8 +7,9 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
-from headway_core import contract
-from headway_core.contract import ClassLoad, Endpoint, EngineLimits, Knobs, Pool, ReplicaState, RuntimeReport
+from headway_core.contract import documents, header_names, reports
+from headway_core.contract.policy import Endpoint, Knobs, Pool
+from headway_core.contract.reports import ClassLoad, EngineLimits, ReplicaState, RuntimeReport
 from headway_gateway.server import listening
 from headway_gateway.settings import Settings
 
@@ -125,8 +126,8 @@ class StubRuntime:
 
     def hint(self):
         report = self.report()
-        return contract.dump(
-            contract.LoadHint(
+        return documents.dump(
+            reports.LoadHint(
                 report.boot_id,
                 report.seq,
                 report.running,
@@ -142,7 +143,7 @@ class StubRuntime:
         await self._connection(reader, writer, self._load)
 
     async def _load(self, request, write):
-        body = self.load_answer if self.load_answer is not None else contract.dump(self.report()).encode()
+        body = self.load_answer if self.load_answer is not None else documents.dump(self.report()).encode()
         write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
     async def _serve(self, reader, writer):
@@ -180,7 +181,7 @@ class StubRuntime:
 
     async def _answer(self, request, write):
         self.requests.append(request)
-        number = request.header(contract.DISPATCH)
+        number = request.header(header_names.DISPATCH)
         if number:
             gateway, _, count = number.partition(":")
             self.seen[gateway] = max(self.seen.get(gateway, 0), int(count))
@@ -214,8 +215,8 @@ class StubRuntime:
             )
             return
         chat = request.path.endswith("chat/completions")
-        hint = [(contract.LOAD, self.hint())] if self.hints else []
-        hint.append((contract.PROMPT_TOKENS, str(script.get("prompt", 7))))
+        hint = [(header_names.LOAD, self.hint())] if self.hints else []
+        hint.append((header_names.PROMPT_TOKENS, str(script.get("prompt", 7))))
         if not asked.get("stream"):
             await asyncio.sleep(script.get("first", 0) + (tokens - 1) * script.get("gap", 0))
             text = "".join(f"w{index} " for index in range(tokens))
@@ -238,9 +239,9 @@ class StubRuntime:
             chunk(write, record({"choices": [{"index": 0, **piece, "finish_reason": None}]}))
         last = {"delta": {}} if chat else {"text": ""}
         tail = record({"choices": [{"index": 0, **last, "finish_reason": "length"}]})
-        if request.header(contract.WANT_USAGE):
+        if request.header(header_names.WANT_USAGE):
             usage = {"prompt": script.get("prompt", 7), "cached": 0, "completion": tokens}
-            tail += contract.USAGE_COMMENT.encode() + json.dumps(usage).encode() + b"\n\n"
+            tail += header_names.USAGE_COMMENT.encode() + json.dumps(usage).encode() + b"\n\n"
         chunk(write, tail + b"data: [DONE]\n\n")
         end(write)
         return

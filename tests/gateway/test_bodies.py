@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from headway_core import contract
+from headway_core.contract import http
 from headway_gateway import settings
 from headway_runtime import settings as runtime_settings
 
@@ -35,11 +35,11 @@ async def chunked(client, body, size=64 * 1024):
 def test_gateway_runtime_and_chart_have_one_limit(tmp_path):
     (tmp_path / "config.json").touch()
     chart = yaml.safe_load((Path(__file__).parents[2] / "charts/headway/values.yaml").read_text())
-    assert settings.Settings().max_body_bytes == contract.MAX_BODY_BYTES == chart["gateway"]["maxBodyBytes"]
+    assert settings.Settings().max_body_bytes == http.MAX_BODY_BYTES == chart["gateway"]["maxBodyBytes"]
     # What the command lines make of nothing and of a flag.
     gateway = ["--pool", "p=127.0.0.1:1"]
     runtime = ["--model", str(tmp_path)]
-    for flag, limit in (([], contract.MAX_BODY_BYTES), (["--max-body-bytes", "1000"], 1000)):
+    for flag, limit in (([], http.MAX_BODY_BYTES), (["--max-body-bytes", "1000"], 1000)):
         assert settings.parse([*gateway, *flag]).max_body_bytes == limit
         assert runtime_settings.from_arguments([*runtime, *flag]).max_body_bytes == limit
 

@@ -5,9 +5,11 @@ import dataclasses
 import random
 
 import pytest
-from headway_core import contract
 from headway_core.admission import Request
-from headway_core.contract import OUTCOMES, Policy, Pool, ShedReason
+from headway_core.contract import documents
+from headway_core.contract.header_names import ShedReason
+from headway_core.contract.metric_names import OUTCOMES
+from headway_core.contract.policy import Policy, Pool
 from headway_core.histogram import GROWTH, SMALLEST, LogHistogram, bucket
 from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
 from headway_gateway.accounting import ClassCounters, DurationHistogram, RequestRecord
@@ -198,7 +200,7 @@ async def test_a_request_is_judged_by_the_target_in_force_when_it_arrived(house,
 
     def write(revision, target):
         classes = (PriorityClass("default", 0, Objectives(TtftObjective(target))),)
-        file.write_text(contract.dump(Policy(revision, "u", 1, Pool("p", (stub.endpoint,)), classes, "default")))
+        file.write_text(documents.dump(Policy(revision, "u", 1, Pool("p", (stub.endpoint,)), classes, "default")))
 
     write(1, 30.0)
     gateway = await house(stub, pools=(), policy=file, rule="open")

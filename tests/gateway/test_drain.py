@@ -9,9 +9,9 @@ import socket
 import sys
 
 import pytest
-from headway_core import contract
 from headway_core.admission import Rule
-from headway_core.contract import Endpoint, Pool
+from headway_core.contract import documents, header_names, reports
+from headway_core.contract.policy import Endpoint, Pool
 from headway_gateway.settings import RULES, parse
 
 COMMAND = (sys.executable, "-m", "headway_gateway", "--host", "127.0.0.1", "--poll-interval", "0.1")
@@ -94,7 +94,7 @@ async def test_what_runs_and_what_waits_finishes_and_nothing_new_comes_in(behind
             for newcomer in (late, silent):
                 newcomer.send({"model": "m", "prompt": "z", "stream": True})
                 reply = await newcomer.reply()
-                assert (reply.status, reply.header(contract.SHED_REASON), reply.header("connection")) == (
+                assert (reply.status, reply.header(header_names.SHED_REASON), reply.header("connection")) == (
                     503,
                     "draining",
                     "close",
@@ -108,7 +108,7 @@ async def test_what_runs_and_what_waits_finishes_and_nothing_new_comes_in(behind
             assert (await control.reply()).status == 503
         async with client_of(process.control_port) as control:
             control.send(b"", "/load", method="GET")
-            assert contract.load_gateway_report((await control.reply()).body).state is contract.ReplicaState.DRAINING
+            assert documents.load_gateway_report((await control.reply()).body).state is reports.ReplicaState.DRAINING
         first, second = await runs.chunks(), await waits.reply()
         assert first.endswith(b"data: [DONE]\n\n") and first.count(b'"text": "w') == 30
         assert second.body.endswith(b"data: [DONE]\n\n") and second.header("connection") == "close"
@@ -130,7 +130,11 @@ async def test_what_outlasts_the_budget_ends_with_an_error_of_its_own(behind, cl
         last = json.loads(body.split(b"\n\n")[-2].removeprefix(b"data: "))
         assert last["error"]["code"] == "draining"
         reply = await whole.reply()
-        assert (reply.status, reply.header(contract.SHED_REASON), reply.header("retry-after")) == (503, "draining", "1")
+        assert (reply.status, reply.header(header_names.SHED_REASON), reply.header("retry-after")) == (
+            503,
+            "draining",
+            "1",
+        )
         await until(lambda: stub.cancelled == 2)
     assert await process.end() == 0
 

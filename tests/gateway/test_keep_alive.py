@@ -9,7 +9,7 @@ import threading
 import time
 
 import uvicorn
-from headway_core.contract import Pool
+from headway_core.contract.policy import Pool
 from headway_gateway import upstream
 from headway_runtime.server.client_connection import ClientConnection
 from uvicorn.server import ServerState

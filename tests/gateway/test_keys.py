@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from headway_core import contract
-from headway_core.contract import Policy, Pool
+from headway_core.contract import documents, header_names
+from headway_core.contract.policy import Policy, Pool
 from headway_core.errors import InvalidInput
 from headway_core.slo import Objectives, PriorityClass, TtftObjective
 from headway_gateway.keys import Caller, parse_keys
@@ -89,7 +89,7 @@ def policy(tmp_path):
             PriorityClass("interactive", 100, Objectives(TtftObjective(1.0)), 8, ("auto", "default", "priority")),
             PriorityClass("batch", 0, Objectives(TtftObjective(60.0)), 1, ("flex",)),
         )
-        document = contract.dump(Policy(revision, "u", 1, Pool("p", endpoints), classes, "interactive"))
+        document = documents.dump(Policy(revision, "u", 1, Pool("p", endpoints), classes, "interactive"))
         (folder / "chat.json").write_text(document)
         return folder
 
@@ -105,7 +105,9 @@ async def test_keys_choose_tenant_and_class_and_strangers_stay_out(house, stub_r
     async def served(key, **members):
         reply = await gateway.ask(headers=bearer(key), **members)
         seen = stub.requests[-1]
-        return reply.status, *(seen.header(name) for name in (contract.TENANT, contract.CLASS, contract.PRIORITY))
+        return reply.status, *(
+            seen.header(name) for name in (header_names.TENANT, header_names.CLASS, header_names.PRIORITY)
+        )
 
     assert await served(A) == (200, "acme", "interactive", "100")
     assert await served(A, service_tier="flex") == (200, "acme", "batch", "0")
@@ -138,8 +140,8 @@ async def test_keys_choose_tenant_and_class_and_strangers_stay_out(house, stub_r
 async def test_the_class_header_counts_only_where_it_is_trusted(house, stub_runtime, policy, trusted):
     stub = await stub_runtime().start()
     gateway = await house(stub, pools=(), policy=policy(stub.endpoint), trust_class_header=trusted)
-    reply = await gateway.ask(headers=[(contract.CLASS, "batch")])
+    reply = await gateway.ask(headers=[(header_names.CLASS, "batch")])
     assert reply.status == 200
-    assert stub.requests[-1].header(contract.CLASS) == ("batch" if trusted else "interactive")
-    reply = await gateway.ask(headers=[(contract.CLASS, "no-such")])
+    assert stub.requests[-1].header(header_names.CLASS) == ("batch" if trusted else "interactive")
+    reply = await gateway.ask(headers=[(header_names.CLASS, "no-such")])
     assert reply.status == (400 if trusted else 200)

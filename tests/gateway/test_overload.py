@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 
 import pytest
-from headway_core import contract
-from headway_core.contract import Endpoint, Pool, ReplicaState
+from headway_core.contract import header_names
+from headway_core.contract.policy import Endpoint, Pool
+from headway_core.contract.reports import ReplicaState
 
 LONG = {"first": 60.0, "tokens": 2}
 
@@ -14,7 +15,7 @@ def assert_not_now(reply, status, reasons):
     assert reply.status == status
     (after,) = reply.all("retry-after")
     assert after.isdigit() and 0 <= int(after) <= 60
-    assert reply.header(contract.SHED_REASON) in reasons
+    assert reply.header(header_names.SHED_REASON) in reasons
     assert reply.header("content-type") == "application/json"
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 

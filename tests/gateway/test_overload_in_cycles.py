@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 import tiny_model
 from headway_cli.supervisor import free_port
-from headway_core.contract import Endpoint, Pool
+from headway_core.contract.policy import Endpoint, Pool
 
 PERIOD, CYCLES = 10.0, 10
 TARGET = 2.0

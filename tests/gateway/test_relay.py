@@ -5,7 +5,7 @@ import gzip
 import json
 
 import pytest
-from headway_core import contract
+from headway_core.contract import header_names
 
 PIECES = [
     b'data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}\n\n',
@@ -67,9 +67,9 @@ async def test_the_request_body_reaches_the_runtime_unchanged_and_nothing_privat
     (seen,) = stub.requests
     assert seen.body == body
     assert seen.header("host") == f"127.0.0.1:{stub.port}"
-    assert not {"authorization", "cookie", "x-api-key", contract.TENANT} & {name for name, _ in seen.headers}
-    assert seen.header(contract.PRIORITY) == "0" and seen.header(contract.CLASS) == "default"
-    assert seen.header(contract.DISPATCH) == f"{gateway.gateway.boot_id}:1"
+    assert not {"authorization", "cookie", "x-api-key", header_names.TENANT} & {name for name, _ in seen.headers}
+    assert seen.header(header_names.PRIORITY) == "0" and seen.header(header_names.CLASS) == "default"
+    assert seen.header(header_names.DISPATCH) == f"{gateway.gateway.boot_id}:1"
     assert seen.header("accept-encoding") == "identity" and seen.header("x-request-id") == "mine-1"
     assert len({name for name, _ in seen.headers}) == len(seen.headers)
 
@@ -84,8 +84,8 @@ async def test_connection_headers_stop_here_and_lengths_are_recomputed(house, st
         ("keep-alive", "timeout=5"),
         ("x-kept", "yes"),
         ("x-request-id", "theirs"),
-        (contract.LOAD, "{}"),
-        (contract.PROMPT_TOKENS, "7"),
+        (header_names.LOAD, "{}"),
+        (header_names.PROMPT_TOKENS, "7"),
     ]
 
     async def script(request, write):
@@ -96,7 +96,7 @@ async def test_connection_headers_stop_here_and_lengths_are_recomputed(house, st
     assert reply.body == packed and reply.header("content-encoding") == "gzip"
     assert reply.header("x-kept") == "yes"
     names = [name for name, _ in reply.headers]
-    assert not {"x-foo", "keep-alive", contract.LOAD, contract.PROMPT_TOKENS} & set(names)
+    assert not {"x-foo", "keep-alive", header_names.LOAD, header_names.PROMPT_TOKENS} & set(names)
     assert names.count("x-request-id") == 1 and reply.header("x-request-id") != "theirs"
     assert names.count("content-length") + names.count("transfer-encoding") == 1
     assert names.count("date") == 1 and "server" not in names
@@ -118,7 +118,7 @@ async def test_an_error_to_a_stream_request_keeps_its_own_type_and_status(house,
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("place", ["record", "line", "split"])
 async def test_the_usage_comment_feeds_the_books_and_never_the_client(house, stub_runtime, wire, asks, place):
-    comment = contract.USAGE_COMMENT.encode() + b'{"prompt": 11, "cached": 4, "completion": 5}'
+    comment = header_names.USAGE_COMMENT.encode() + b'{"prompt": 11, "cached": 4, "completion": 5}'
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":5}}\n\n' if asks else b""
     wanted = PIECES[1] + usage + b"data: [DONE]\n\n"
     whole = {

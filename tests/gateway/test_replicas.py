@@ -4,9 +4,10 @@ import asyncio
 import dataclasses
 
 import pytest
-from headway_core import contract
 from headway_core.admission import outliers
-from headway_core.contract import Endpoint, Policy, Pool, ReplicaState
+from headway_core.contract import documents, header_names
+from headway_core.contract.policy import Endpoint, Policy, Pool
+from headway_core.contract.reports import ReplicaState
 from headway_gateway import replicas as finding
 from headway_gateway.policy_watcher import DEFAULT_CLASS
 
@@ -130,7 +131,7 @@ async def test_replicas_that_are_going_away_pass_a_request_on_and_are_not_blamed
     assert all(len(stub.requests) <= 1 for stub in going) and sum(len(stub.requests) for stub in going) > 0
     assert len(good.requests) == 20
     good.script = lambda request, write: dead(write, 503)
-    assert (await gateway.ask()).header(contract.SHED_REASON) == "no_replica"
+    assert (await gateway.ask()).header(header_names.SHED_REASON) == "no_replica"
     await gateway.settled()
     assert gateway.ledger().outcomes["ok"] == 20 and gateway.ledger().outcomes["upstream_error"] == 0
 
@@ -240,7 +241,7 @@ async def test_a_policy_cordons_adds_and_moves_replicas(house, stub_runtime, tmp
     def write(**changes):
         nonlocal policy
         policy = dataclasses.replace(policy, revision=policy.revision + 1, **changes)
-        file.write_text(contract.dump(policy))
+        file.write_text(documents.dump(policy))
 
     gateway = await house(ready=False, pools=(), policy=file)
     assert (await gateway.ask()).status == 503
@@ -255,13 +256,13 @@ async def test_a_policy_cordons_adds_and_moves_replicas(house, stub_runtime, tmp
     for _ in range(5):
         assert (await gateway.ask(model="renamed", max_tokens=1)).status == 200
     assert len(a.requests) == before
-    report = contract.load_gateway_report((await gateway.control("/load")).body)
+    report = documents.load_gateway_report((await gateway.control("/load")).body)
     assert report.pools[0].policy.revision == policy.revision and report.pools[0].known_replicas == 2
     file.write_text("{broken")
     now = asyncio.get_running_loop().time
     await until(lambda: "p.json" in (gateway.gateway.reports.report(now()).pools[0].policy.error or ""))
     assert (await gateway.ask(model="renamed", max_tokens=1)).status == 200
-    assert contract.load_policy((await gateway.control("/policy")).body.split(b":", 1)[1][:-1]) == policy
+    assert documents.load_policy((await gateway.control("/policy")).body.split(b":", 1)[1][:-1]) == policy
     for stub in (a, b):
         await stub.kill()
 

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import re
 
-from headway_core.contract import Endpoint, Pool
+from headway_core.contract.policy import Endpoint, Pool
 
 
 async def test_the_page_needs_nothing_from_elsewhere(house, stub_runtime):

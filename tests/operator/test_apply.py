@@ -4,7 +4,8 @@ outlived."""
 import asyncio
 
 import pytest
-from headway_core.contract import Knobs, load_policy
+from headway_core.contract.documents import load_policy
+from headway_core.contract.policy import Knobs
 from headway_core.slo import ServingSLO
 from headway_operator.apply import Applier, NotLeading
 from headway_operator.kube import Kube

@@ -4,15 +4,15 @@ import asyncio
 import time
 
 import pytest
-from headway_core.contract import (
+from headway_core.contract.documents import dump
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import (
     ClassReport,
     EngineLimits,
     GatewayReport,
-    Knobs,
     PoolReport,
     ReplicaState,
     RuntimeReport,
-    dump,
 )
 from headway_core.planning.snapshot import Phase
 from headway_core.planning.traffic_window import TrafficWindow

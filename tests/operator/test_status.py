@@ -1,7 +1,7 @@
 import copy
 
 import pytest
-from headway_core.contract import Knobs
+from headway_core.contract.policy import Knobs
 from headway_core.histogram import LogHistogram, bucket
 from headway_core.planning.conditions import Condition
 from headway_core.planning.snapshot import ClassTraffic, Demand, Traffic

@@ -8,7 +8,7 @@ How a gateway uses the parts, for one pool::
     door = Door(policy.classes, gateway=boot_id, fleet=Fleet(boot_id, interval=poll_interval))
     tokens = TokenEstimator()
 
-    # whenever a poll of /load succeeds, and on each response's `contract.LOAD` header
+    # whenever a poll of /load succeeds, and on each response's `header_names.LOAD` header
     door.report(report, now, round_trip)
     door.hint(replica, hint, now)
     door.fleet.cordoned, door.slo = frozenset(policy.cordoned), policy.classes     # as the policy says
@@ -16,7 +16,7 @@ How a gateway uses the parts, for one pool::
 
     # a request arrives
     request = Request(next_id, policy.class_named(name), now, tokens.estimate(model, prompt), size_bytes=len(body),
-                      retry=retry_count > 0, prefix=prefix_chain(prompt, contract.tenant_salt(tenant)),
+                      retry=retry_count > 0, prefix=prefix_chain(prompt, header_names.tenant_salt(tenant)),
                       prefix_chunk_tokens=tokens_per_chunk)
     answers = door.offer(request, now)           # dispatch it, shed it (and perhaps others), or neither: it waits
 

@@ -18,7 +18,7 @@ from headway_core.admission.request import UNKNOWN, Admit, Decision, Prediction,
 from headway_core.admission.retry_after import RetrySchedule, retry_after, spread
 from headway_core.admission.routing import choose
 from headway_core.admission.rules import Rule, moore, not_worth_starting, too_many_waiting
-from headway_core.contract import ShedReason
+from headway_core.contract.header_names import ShedReason
 from headway_core.slo import PriorityClass
 
 RHO_MAX = 0.95

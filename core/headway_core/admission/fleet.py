@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from headway_core.admission.outliers import Outliers
 from headway_core.admission.pool_load import ReplicaLoad
-from headway_core.contract import ClassLoad, LoadHint, ReplicaState, RuntimeReport
+from headway_core.contract.reports import ClassLoad, LoadHint, ReplicaState, RuntimeReport
 
 STALE_INTERVALS = 3
 """A report older than this many poll intervals says nothing about now."""
@@ -172,7 +172,7 @@ class Fleet:
 
     def dispatch(self, replica: str, priority: int, uncached_tokens: int, now: float) -> int:
         """Books a request as sent, with the priority it is served at; the number belongs into the header
-        `contract.DISPATCH`."""
+        `header_names.DISPATCH`."""
         known = self._replicas[replica]
         known.numbers += 1
         sent = known.sent[known.numbers] = _Sent(priority, uncached_tokens, now)

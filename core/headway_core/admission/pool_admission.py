@@ -19,7 +19,8 @@ from headway_core.admission.prefixes import PrefixIndex
 from headway_core.admission.request import Admit, Request, Shed, Wait
 from headway_core.admission.results import AdmissionResult, Dispatch, PredictionSample
 from headway_core.admission.routing import Route, choose
-from headway_core.contract import LoadHint, RuntimeReport, ShedReason
+from headway_core.contract.header_names import ShedReason
+from headway_core.contract.reports import LoadHint, RuntimeReport
 from headway_core.slo import PriorityClass
 
 

@@ -20,7 +20,7 @@ def prefix_chain(prompt: bytes, salt: bytes = b"", chunk: int = CHUNK_BYTES) -> 
     """Chained digests (8 bytes each) of the whole chunks at the prompt's head: equal i-th digests mean equal first i
     chunks.
 
-    `salt`: `contract.tenant_salt`, at most 16 bytes.
+    `salt`: `header_names.tenant_salt`, at most 16 bytes.
     """
     chain: list[bytes] = []
     parent = b""

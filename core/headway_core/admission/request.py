@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headway_core.contract import ShedReason
+from headway_core.contract.header_names import ShedReason
 from headway_core.slo import PriorityClass
 
 

@@ -14,10 +14,10 @@ class Dispatch:
     request: Request
     replica: str
     number: int
-    """For the header `contract.DISPATCH`: ``f"{gateway}:{number}"``."""
+    """For the header `header_names.DISPATCH`: ``f"{gateway}:{number}"``."""
     priority: int
-    """For the header `contract.PRIORITY`: its class's, or a higher one when it has aged, so that it does not starve in
-    the engine."""
+    """For the header `header_names.PRIORITY`: its class's, or a higher one when it has aged, so that it does not starve
+    in the engine."""
     prediction: Prediction
 
 

@@ -19,7 +19,7 @@ from enum import Enum
 from headway_core.admission.pool_load import PoolLoad
 from headway_core.admission.prediction import Forecast, Margins
 from headway_core.admission.request import Request
-from headway_core.contract import ShedReason
+from headway_core.contract.header_names import ShedReason
 
 RETURN_WEIGHT = 0.25
 """Of its length, what a request counts for under Moore's rule that was turned away before and came back. The longest

@@ -57,7 +57,7 @@ class TokenEstimator:
         return max(1, round(ascii_bytes * per_ascii + other_bytes * per_other))
 
     def observe(self, model: str, text: str | bytes, tokens: int) -> None:
-        """Corrects the estimate with the exact count (header `contract.PROMPT_TOKENS`); counts below 1 are passed
+        """Corrects the estimate with the exact count (header `header_names.PROMPT_TOKENS`); counts below 1 are passed
         over."""
         ascii_bytes, other_bytes = byte_kinds(text)
         if tokens >= 1 and ascii_bytes + other_bytes:

@@ -2,8 +2,8 @@
 
 blake2b over (the digest before it, its token ids as little-endian int32), salted; never ``hash()``, which differs
 between processes and can be collided at will. The salt, at most 16 bytes, is the tenant's
-(`headway_core.contract.tenant_salt`), so that nobody learns by timing what others asked. Only hashing: what is cached
-under a digest is `headway_core.batching.block_pool`'s business.
+(`headway_core.contract.header_names.tenant_salt`), so that nobody learns by timing what others asked. Only hashing:
+what is cached under a digest is `headway_core.batching.block_pool`'s business.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headway_core.batching.sequence import Sequence, State
-from headway_core.contract import ClassLoad
+from headway_core.contract.reports import ClassLoad
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLoad:
-    """The present: the part of `headway_core.contract.RuntimeReport` that the scheduler knows."""
+    """The present: the part of `headway_core.contract.reports.RuntimeReport` that the scheduler knows."""
 
     at: float
     """The `now` of the question, seconds."""

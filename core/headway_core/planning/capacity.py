@@ -8,7 +8,7 @@ of which the budget keeps the share ρ busy. An iteration must end within the TP
     p* = n*·s̄/(ρ·ō)                              prefill tokens an iteration, no less than TTFT or a KV block needs
     λ* = n*/(ō·T)                                requests per second
 
-The measured model has a knee, prefill pairs and sampled rows besides (`contract.StepTimeReport`), so n* is found by
+The measured model has a knee, prefill pairs and sampled rows besides (`reports.StepTimeReport`), so n* is found by
 bisection on that model; on a straight line the answer is the formula's.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from headway_core.contract import EngineLimits, Mix, StepTimeReport
+from headway_core.contract.reports import EngineLimits, Mix, StepTimeReport
 from headway_core.slo import Bounds, Objectives, Range
 
 RHO = 0.8

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from headway_core.contract import Knobs
+from headway_core.contract.policy import Knobs
 from headway_core.planning.capacity import MeasuredRange, ReplicaCapacity, Targets, Unreachable, Workload, solve
 from headway_core.planning.snapshot import ObservedReplica
 from headway_core.slo import ServingSLO

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from headway_core.contract import Knobs
+from headway_core.contract.policy import Knobs
 from headway_core.planning.conditions import Condition, feasible, metrics_available, slo_met, within_bounds
 from headway_core.planning.knobs import KnobMemory, KnobPlan, estimate, settle
 from headway_core.planning.scaling import DRAIN_BUDGET, DesiredReplicas, ScaleMemory, retire, wanted_replicas

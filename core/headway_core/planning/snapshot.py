@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from headway_core.contract import Knobs, Policy, ReplicaState, RuntimeReport
+from headway_core.contract.policy import Knobs, Policy
+from headway_core.contract.reports import ReplicaState, RuntimeReport
 from headway_core.histogram import LogHistogram
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from headway_core.contract import ClassReport, GatewayReport
+from headway_core.contract.reports import ClassReport, GatewayReport
 from headway_core.histogram import LogHistogram
 from headway_core.planning.counter_window import CounterReading, CounterTotal, CounterWindow
 from headway_core.planning.snapshot import ClassTraffic, Demand, Traffic

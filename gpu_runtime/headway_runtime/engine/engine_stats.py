@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from headway_core.batching.plan import IterationPlan, IterationShape
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.scheduler_load import SchedulerLoad
-from headway_core.contract import EngineLimits, Mix
+from headway_core.contract.reports import EngineLimits, Mix
 from headway_core.engine_rates import EngineRates
 from headway_core.latency import StepTimeModel
 

@@ -32,7 +32,7 @@ from headway_core.batching.scheduling_policies import (
     ShortestJobFirst,
     SloAware,
 )
-from headway_core.contract import EngineLimits
+from headway_core.contract.reports import EngineLimits
 from headway_core.errors import HeadwayError
 from headway_core.latency import StepTimeModel
 

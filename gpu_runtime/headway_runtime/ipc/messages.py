@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from headway_core.batching.plan import Limits
-from headway_core.contract import ClassLoad, EngineLimits, Mix, StepTimeReport
+from headway_core.contract.reports import ClassLoad, EngineLimits, Mix, StepTimeReport
 
 from headway_runtime.ipc.sampling_params import SamplingParams
 

@@ -11,8 +11,8 @@ import json
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from headway_core import contract
-from headway_core.contract import ReplicaState
+from headway_core.contract import documents, header_names, http
+from headway_core.contract.reports import ReplicaState
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
@@ -58,7 +58,7 @@ def serving_app(replica: Replica) -> FastAPI:
             raise errors.unknown_model(name, replica.model_name)
         return model()
 
-    @app.get(contract.PATH_HEALTH, summary="Whether this process works")
+    @app.get(http.PATH_HEALTH, summary="Whether this process works")
     async def health() -> Response:
         return _health(replica)
 
@@ -79,26 +79,26 @@ def control_app(replica: Replica) -> FastAPI:
     """`/load`, `/policy`, `/metrics`, `/health`, `/ready`."""
     app = FastAPI(title="Headway runtime, control port", version=VERSION, redoc_url=None)
 
-    @app.get(contract.PATH_LOAD, summary="The load report")
+    @app.get(http.PATH_LOAD, summary="The load report")
     async def load() -> Response:
-        return Response(contract.dump(replica.report()), media_type="application/json")
+        return Response(documents.dump(replica.report()), media_type="application/json")
 
-    @app.get(contract.PATH_POLICY, summary="The policy in force")
+    @app.get(http.PATH_POLICY, summary="The policy in force")
     async def policy() -> Response:
         known = replica.policy
         if known is None:
             return Response(json.dumps({"error": "no policy was read yet"}), 404, media_type="application/json")
-        return Response(contract.dump(known), media_type="application/json")
+        return Response(documents.dump(known), media_type="application/json")
 
-    @app.get(contract.PATH_METRICS, summary="Prometheus metrics")
+    @app.get(http.PATH_METRICS, summary="Prometheus metrics")
     async def metrics() -> Response:
         return Response(replica.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get(contract.PATH_HEALTH, summary="Whether this process works")
+    @app.get(http.PATH_HEALTH, summary="Whether this process works")
     async def health() -> Response:
         return _health(replica)
 
-    @app.get(contract.PATH_READY, summary="Whether new requests are taken")
+    @app.get(http.PATH_READY, summary="Whether new requests are taken")
     async def ready() -> Response:
         stalled = replica.unhealthy()
         if replica.state is ReplicaState.READY and stalled is None:
@@ -119,5 +119,5 @@ def _health(replica: Replica) -> Response:
 
 def _refusal(request: Request, error: ApiError) -> Response:
     headers = {name.decode(): value.decode() for name, value in error.headers}
-    headers[contract.REQUEST_ID] = request_id_of(request.scope["headers"])
+    headers[header_names.REQUEST_ID] = request_id_of(request.scope["headers"])
     return Response(error.body(), error.status, headers, "application/json")

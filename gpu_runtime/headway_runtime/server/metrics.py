@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
-from headway_core.contract import Metric
+from headway_core.contract.metric_names import Metric
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from headway_runtime.ipc.messages import EngineLoad

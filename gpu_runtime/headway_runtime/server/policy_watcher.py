@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from headway_core.contract import Acknowledgement, EngineLimits, Knobs, Policy
+from headway_core.contract.policy import Knobs, Policy
+from headway_core.contract.reports import Acknowledgement, EngineLimits
 from headway_core.policy_store import PolicyStore
 
 READ_INTERVAL = 0.5

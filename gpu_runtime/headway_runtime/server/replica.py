@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from headway_core import contract
 from headway_core.batching.plan import Limits
-from headway_core.contract import Knobs, Policy, ReplicaState, RuntimeReport
+from headway_core.contract import documents, header_names
+from headway_core.contract.policy import Knobs, Policy
+from headway_core.contract.reports import ReplicaState, RuntimeReport
 from headway_core.errors import EngineDied
 from headway_core.slo import TpotObjective, TtftObjective
 
@@ -188,7 +189,7 @@ class Replica:
         seeds = [secrets.randbits(62) if request.params.seed is None else request.params.seed for _ in prompts]
         label = self.metrics.class_label(headers.class_name)
         ttft, tpot = self._targets(headers.class_name)
-        salt = contract.tenant_salt(headers.tenant)
+        salt = header_names.tenant_salt(headers.tenant)
         generation = Generation(sum(len(prompt) for prompt in prompts), arrival, self.metrics, label)
         added: list[AddSequence] = []
         for index, seq_id in enumerate(ids):
@@ -242,7 +243,7 @@ class Replica:
     def response_headers(self) -> errors.Headers:
         """The load hint, once there is anything to say."""
         hint = self._reports.hint(self.engine.load, self.engine.unconfirmed)
-        return () if hint is None else ((contract.LOAD.encode(), contract.dump(hint).encode()),)
+        return () if hint is None else ((header_names.LOAD.encode(), documents.dump(hint).encode()),)
 
     def report(self) -> RuntimeReport:
         """The load report as of now."""

@@ -10,7 +10,15 @@ import dataclasses
 import uuid
 from collections.abc import Iterable
 
-from headway_core.contract import Acknowledgement, ClassLoad, EngineLimits, Knobs, LoadHint, ReplicaState, RuntimeReport
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import (
+    Acknowledgement,
+    ClassLoad,
+    EngineLimits,
+    LoadHint,
+    ReplicaState,
+    RuntimeReport,
+)
 
 from headway_runtime.ipc.messages import EngineLoad, Ready
 from headway_runtime.server.engine_client import Unconfirmed

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 from headway_core.admission import PoolLoad, ReplicaLoad, Request
-from headway_core.contract import ClassLoad, EngineLimits, Knobs, ReplicaState, RuntimeReport
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import ClassLoad, EngineLimits, ReplicaState, RuntimeReport
 from headway_core.slo import Objectives, PriorityClass, TtftObjective
 
 MakeClass = Callable[..., PriorityClass]

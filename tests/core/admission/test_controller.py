@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from headway_core.admission import AdmissionController, Admit, PoolLoad, Rule, Shed, Wait
-from headway_core.contract import ShedReason
+from headway_core.contract.header_names import ShedReason
 
 
 def controller(rule: Rule = Rule.MOORE, **options: object) -> AdmissionController:

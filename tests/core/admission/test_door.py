@@ -7,7 +7,8 @@ import time
 
 import pytest
 from headway_core.admission import AdmissionController, AdmissionQueue, Fleet, PoolAdmission, QueueLimits, Rule
-from headway_core.contract import ClassLoad, ReplicaState, ShedReason
+from headway_core.contract.header_names import ShedReason
+from headway_core.contract.reports import ClassLoad, ReplicaState
 
 
 def door_of(*classes, rule: Rule = Rule.MOORE, limits: QueueLimits = QueueLimits()) -> PoolAdmission:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from headway_core.admission import Fleet
-from headway_core.contract import ClassLoad, LoadHint, ReplicaState
+from headway_core.contract.reports import ClassLoad, LoadHint, ReplicaState
 
 
 def only(fleet: Fleet, now: float):

@@ -10,7 +10,7 @@ import pytest
 from headway_core.admission import AdmissionController, Rule
 from headway_core.admission.offered_lengths import OfferedLengths
 from headway_core.admission.rules import not_worth_starting
-from headway_core.contract import ShedReason
+from headway_core.contract.header_names import ShedReason
 
 
 def test_carried_is_the_longest_that_still_fits_taking_the_shortest_first() -> None:

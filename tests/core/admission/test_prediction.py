@@ -8,7 +8,7 @@ import random
 import pytest
 from headway_core.admission.pool_load import PoolLoad
 from headway_core.admission.prediction import Forecast, predict
-from headway_core.contract import ShedReason
+from headway_core.contract.header_names import ShedReason
 
 
 def test_the_longest_wait_counts_and_is_named(request_of, replica_load) -> None:

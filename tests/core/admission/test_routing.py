@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway_core.admission import Fleet, PoolAdmission, PoolLoad, PrefixIndex, prefix_chain
 from headway_core.admission.routing import choose
-from headway_core.contract import tenant_salt
+from headway_core.contract.header_names import tenant_salt
 
 
 def test_the_least_predicted_ttft_wins_and_equals_go_to_the_one_with_less_in_flight(request_of, replica_load) -> None:

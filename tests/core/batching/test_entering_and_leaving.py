@@ -3,7 +3,7 @@
 import pytest
 from headway_core.batching.plan import EventKind
 from headway_core.batching.sequence import State
-from headway_core.contract import ClassLoad
+from headway_core.contract.reports import ClassLoad
 from headway_core.errors import Unschedulable
 
 

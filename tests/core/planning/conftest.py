@@ -4,7 +4,8 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
-from headway_core.contract import EngineLimits, Knobs, Mix, Policy, Pool, ReplicaState, RuntimeReport, StepTimeReport
+from headway_core.contract.policy import Knobs, Policy, Pool
+from headway_core.contract.reports import EngineLimits, Mix, ReplicaState, RuntimeReport, StepTimeReport
 from headway_core.planning.snapshot import Demand, ObservedReplica, Phase, Snapshot, Traffic
 from headway_core.slo import ServingSLO
 

@@ -5,7 +5,7 @@ import dataclasses
 import math
 
 import pytest
-from headway_core.contract import EngineLimits, StepTimeReport
+from headway_core.contract.reports import EngineLimits, StepTimeReport
 from headway_core.planning.capacity import (
     Binding,
     MeasuredRange,

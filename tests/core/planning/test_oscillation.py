@@ -7,7 +7,8 @@ import math
 import random
 
 import pytest
-from headway_core.contract import ClassReport, GatewayReport, Knobs, PoolReport, ReplicaState
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import ClassReport, GatewayReport, PoolReport, ReplicaState
 from headway_core.planning.capacity import Targets, Workload, solve
 from headway_core.planning.plan import Cordon, Memory, Scale, SetKnobs, plan
 from headway_core.planning.snapshot import Phase, Snapshot

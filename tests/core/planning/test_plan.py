@@ -1,7 +1,7 @@
 import dataclasses
 
 import pytest
-from headway_core.contract import Knobs
+from headway_core.contract.policy import Knobs
 from headway_core.planning.capacity import Targets, Workload, solve
 from headway_core.planning.knobs import KnobMemory, plan_knobs
 from headway_core.planning.plan import Cordon, Memory, Scale, SetKnobs, plan

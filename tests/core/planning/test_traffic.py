@@ -1,6 +1,6 @@
 import dataclasses
 
-from headway_core.contract import ClassReport, GatewayReport, PoolReport, ReplicaState
+from headway_core.contract.reports import ClassReport, GatewayReport, PoolReport, ReplicaState
 from headway_core.planning.traffic_window import TrafficWindow
 
 

@@ -21,20 +21,19 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from headway_core.contract import (
-    ANNOTATION_POLICY_TOUCH,
+from headway_core.contract.documents import dump, load_policy
+from headway_core.contract.kubernetes import ANNOTATION_POLICY_TOUCH
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import (
     Acknowledgement,
     ClassReport,
     EngineLimits,
     GatewayReport,
-    Knobs,
     Mix,
     PoolReport,
     ReplicaState,
     RuntimeReport,
     StepTimeReport,
-    dump,
-    load_policy,
 )
 from kubernetes import client, config
 

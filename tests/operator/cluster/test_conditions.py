@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from headway_core.contract import Knobs
+from headway_core.contract.policy import Knobs
 from kubernetes import client
 
 pytestmark = pytest.mark.cluster

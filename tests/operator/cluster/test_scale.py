@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from headway_core.contract import Acknowledgement, ClassReport, GatewayReport, Knobs, PoolReport, ReplicaState
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import Acknowledgement, ClassReport, GatewayReport, PoolReport, ReplicaState
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 

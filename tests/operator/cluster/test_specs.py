@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from headway_core.contract import LABEL_RUNTIME, policy_config_map
+from headway_core.contract.kubernetes import LABEL_RUNTIME, policy_config_map
 from headway_core.errors import SpecError
 from headway_core.slo import ServingSLO
 from kubernetes import client, config

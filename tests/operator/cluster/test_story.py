@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from headway_core.contract import Mix
+from headway_core.contract.reports import Mix
 
 pytestmark = pytest.mark.cluster
 

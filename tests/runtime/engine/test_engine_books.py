@@ -3,7 +3,7 @@
 import pytest
 from headway_core.batching.plan import Limits
 from headway_core.batching.scheduler import Scheduler
-from headway_core.contract import EngineLimits, StepTimeReport
+from headway_core.contract.reports import EngineLimits, StepTimeReport
 from headway_core.latency import StepTimeModel
 from headway_runtime.engine.engine_stats import EngineStats, FinishedRequest
 

@@ -6,7 +6,7 @@ import socket
 import numpy as np
 import pytest
 from headway_core.batching.plan import Limits
-from headway_core.contract import ClassLoad, EngineLimits, Mix, StepTimeReport
+from headway_core.contract.reports import ClassLoad, EngineLimits, Mix, StepTimeReport
 from headway_runtime.ipc.channel import MAX_MESSAGE_BYTES, ChannelClosed, EngineChannel, Unframer, frame
 from headway_runtime.ipc.messages import (
     AddSequence,

@@ -1,7 +1,8 @@
 """Load reports: what is on its way to the engine counts already, gateways are remembered but not for ever."""
 
 from headway_core.batching.plan import Limits
-from headway_core.contract import Acknowledgement, ClassLoad, EngineLimits, Knobs, ReplicaState
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import Acknowledgement, ClassLoad, EngineLimits, ReplicaState
 from headway_runtime.ipc.messages import EngineLoad, Ready
 from headway_runtime.server.engine_client import Unconfirmed
 from headway_runtime.server.runtime_reporter import MAX_GATEWAYS, RuntimeReporter

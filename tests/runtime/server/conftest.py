@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from headway_core import contract
+from headway_core.contract import documents
 
 QUICK = ("--no-calibration", "--prefill-token-budget", "64", "--max-num-seqs", "8", "--threads", "1")
 START_SECONDS = 120
@@ -81,7 +81,7 @@ class Runtime:
         return sock
 
     def load(self):
-        return contract.load_runtime_report(self.client.get(f"{self.control}/load").content)
+        return documents.load_runtime_report(self.client.get(f"{self.control}/load").content)
 
     def metrics(self):
         return self.client.get(f"{self.control}/metrics").text

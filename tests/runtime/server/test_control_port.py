@@ -11,8 +11,8 @@ import time
 
 import httpx
 import pytest
-from headway_core import contract
-from headway_core.contract import ReplicaState
+from headway_core.contract import documents
+from headway_core.contract.reports import ReplicaState
 
 
 def test_the_report_says_what_the_replica_is(runtime):
@@ -33,7 +33,7 @@ def test_every_answer_carries_the_load_hint_and_dispatch_numbers_come_back(runti
     answer = runtime.client.post(
         f"{runtime.url}/v1/completions", json={"prompt": "A", "max_tokens": 1}, headers=headers
     )
-    assert contract.load_hint(answer.headers["x-headway-load"]).dispatched["gw-1"] == 41
+    assert documents.load_hint(answer.headers["x-headway-load"]).dispatched["gw-1"] == 41
     refused = runtime.client.post(f"{runtime.url}/v1/completions", json={}, headers={"x-headway-dispatch": "gw-1:43"})
     assert refused.status_code == 400 and "x-headway-load" in refused.headers
     runtime.client.post(

@@ -9,7 +9,7 @@ import threading
 
 import psutil
 import pytest
-from headway_core.contract import ReplicaState
+from headway_core.contract.reports import ReplicaState
 
 LONG = {"prompt": "A", "max_tokens": 1000, "ignore_eos": True}
 

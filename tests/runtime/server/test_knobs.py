@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from headway_core import contract
-from headway_core.contract import Knobs, Policy, Pool
+from headway_core.contract import documents
+from headway_core.contract.policy import Knobs, Policy, Pool
 from headway_core.slo import Objectives, PriorityClass, TpotObjective
 
 CLASSES = (
@@ -25,7 +25,7 @@ class PolicyFolder:
         self.path = path
 
     def write(self, policy):
-        text = policy if isinstance(policy, str) else contract.dump(policy)
+        text = policy if isinstance(policy, str) else documents.dump(policy)
         (self.path / ".next").write_text(text)
         (self.path / ".next").rename(self.path / "chat.json")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway_core.contract import MAX_CHOICES
+from headway_core.contract.http import MAX_CHOICES
 
 _COMMON = {
     "model": {"type": "string", "description": "The served name; may be left out."},

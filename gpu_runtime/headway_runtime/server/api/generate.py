@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from headway_core import contract
+from headway_core.contract import header_names
 from headway_core.errors import RequestError
 from headway_core.json_document import LARGE_BYTES, parse_object
 from starlette.types import Receive, Scope, Send
@@ -134,7 +134,7 @@ class ResponseWriter:
         """Status and headers."""
         headers = [
             (b"content-type", content_type),
-            (contract.REQUEST_ID.encode(), self.request_id.encode()),
+            (header_names.REQUEST_ID.encode(), self.request_id.encode()),
             *extra,
             *self._replica.response_headers(),
         ]
@@ -272,9 +272,9 @@ async def _while_there(leaving: asyncio.Task[None], work: Coroutine[Any, Any, _R
 
 
 def _token_headers(generation: Generation) -> errors.Headers:
-    headers = [(contract.PROMPT_TOKENS.encode(), b"%d" % generation.prompt_tokens)]
+    headers = [(header_names.PROMPT_TOKENS.encode(), b"%d" % generation.prompt_tokens)]
     if generation.cached_tokens is not None:
-        headers.append((contract.CACHED_TOKENS.encode(), b"%d" % generation.cached_tokens))
+        headers.append((header_names.CACHED_TOKENS.encode(), b"%d" % generation.cached_tokens))
     return headers
 
 
@@ -282,4 +282,4 @@ def _usage_comment(generation: Generation) -> bytes:
     """A comment line glued to the record after it: a record of comments alone makes some SDKs parse empty data."""
     usage = generation.usage
     figures = {"prompt": usage.prompt, "cached": usage.cached, "completion": usage.completion}
-    return contract.USAGE_COMMENT.encode() + json.dumps(figures, separators=(",", ":")).encode() + b"\n"
+    return header_names.USAGE_COMMENT.encode() + json.dumps(figures, separators=(",", ":")).encode() + b"\n"

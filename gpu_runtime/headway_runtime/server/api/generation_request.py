@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headway_core.contract import MAX_CHOICES
+from headway_core.contract.http import MAX_CHOICES
 from headway_core.errors import RequestError
 from headway_core.json_document import check_text
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headway_core import contract
+from headway_core.contract import header_names
 from headway_core.errors import RequestError
 
 PRIORITY_LIMIT = 1_000_000
@@ -36,7 +36,7 @@ class RequestHeaders:
 def dispatch_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, int] | None:
     """The dispatch number alone, also of a request that is refused for anything else."""
     for name, value in headers:
-        if name == contract.DISPATCH.encode() and (match := _DISPATCH.fullmatch(value)):
+        if name == header_names.DISPATCH.encode() and (match := _DISPATCH.fullmatch(value)):
             return match[1].decode(), int(match[2])
     return None
 
@@ -47,19 +47,19 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
     for name, value in headers:
         first.setdefault(name, value)
     return RequestHeaders(
-        request_id=_request_id(first.get(contract.REQUEST_ID.encode())),
-        priority=_priority(first.get(contract.PRIORITY.encode())),
-        class_name=_text(first.get(contract.CLASS.encode())),
-        tenant=_text(first.get(contract.TENANT.encode())),
+        request_id=_request_id(first.get(header_names.REQUEST_ID.encode())),
+        priority=_priority(first.get(header_names.PRIORITY.encode())),
+        class_name=_text(first.get(header_names.CLASS.encode())),
+        tenant=_text(first.get(header_names.TENANT.encode())),
         dispatch=dispatch_of(first.items()),
-        want_usage=contract.WANT_USAGE.encode() in first,
+        want_usage=header_names.WANT_USAGE.encode() in first,
         content_length=_content_length(first.get(b"content-length")),
     )
 
 
 def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """The request id alone, for answers to requests that are refused."""
-    return _request_id(next((value for name, value in headers if name == contract.REQUEST_ID.encode()), None))
+    return _request_id(next((value for name, value in headers if name == header_names.REQUEST_ID.encode()), None))
 
 
 def _request_id(value: bytes | None) -> str:
@@ -75,7 +75,7 @@ def _priority(value: bytes | None) -> int:
         return priority
     shown = ascii(value[:40].decode("latin-1"))
     raise RequestError(
-        f"must be a whole number from -{PRIORITY_LIMIT} to {PRIORITY_LIMIT}, not {shown}", contract.PRIORITY
+        f"must be a whole number from -{PRIORITY_LIMIT} to {PRIORITY_LIMIT}, not {shown}", header_names.PRIORITY
     )
 
 

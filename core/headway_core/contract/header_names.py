@@ -1,0 +1,54 @@
+"""Names of headers, in lower case as ASGI has them, and what they may say."""
+
+from __future__ import annotations
+
+import hashlib
+from enum import Enum
+
+SHED_REASON = "x-headway-shed-reason"
+"""On 429 and 503 from the gateway: one of `ShedReason`."""
+REQUEST_ID = "x-request-id"
+"""For tracing only; never a key."""
+PRIORITY = "x-headway-priority"
+"""Gateway to runtime: the class's priority, a whole number; the runtime serves higher ones first."""
+CLASS = "x-headway-class"
+"""Client to gateway, honoured only with --trust-class-header: the name of a class. Gateway to runtime: the class for
+its metrics."""
+TENANT = "x-headway-tenant"
+"""Gateway to runtime: salt of the prefix cache, so that nobody learns by timing what others asked."""
+DISPATCH = "x-headway-dispatch"
+"""Gateway to runtime: ``<gateway boot id>:<number>``; numbers grow by one per replica, and the load report says the
+highest seen."""
+WANT_USAGE = "x-headway-want-usage"
+"""Gateway to runtime: ask for the SSE comment `USAGE_COMMENT` at the end of a stream."""
+USAGE_COMMENT = ": headway "
+"""Head of the SSE comment line that carries ``{"prompt": p, "cached": c, "completion": n}``; the gateway takes it out
+of the stream."""
+PROMPT_TOKENS = "x-headway-prompt-tokens"
+"""Runtime to gateway: the exact prompt length, from which the gateway learns its bytes-per-token estimate."""
+CACHED_TOKENS = "x-headway-cached-tokens"
+"""Runtime to gateway: prompt tokens that came from the prefix cache."""
+LOAD = "x-headway-load"
+"""Runtime to gateway, on every response: a `LoadHint` as compact JSON."""
+INTERNAL_HEADERS = frozenset({PRIORITY, CLASS, TENANT, DISPATCH, WANT_USAGE, PROMPT_TOKENS, CACHED_TOKENS, LOAD})
+"""Stripped at the gateway's edge, both from what clients send and from what they get."""
+
+
+class ShedReason(Enum):
+    """Why a request was not served; the values of the header `SHED_REASON` and of the metric label `reason`."""
+
+    PREFILL_WAIT = "prefill_wait"
+    SLOT_WAIT = "slot_wait"
+    BLOCK_WAIT = "block_wait"
+    OUTRANKED = "outranked"
+    """Given up from the queue so that others, waiting or expected, keep their promise (Moore's rule)."""
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIME = "queue_time"
+    NO_REPLICA = "no_replica"
+    DRAINING = "draining"
+
+
+def tenant_salt(tenant: str | None) -> bytes:
+    """The salt of a tenant's prefix digests: 16 bytes, equal for equal tenants, from blake2b and never from
+    ``hash()``."""
+    return hashlib.blake2b((tenant or "").encode(), digest_size=16).digest()
