@@ -11,8 +11,9 @@ from pathlib import Path
 
 from headway_core.contract.policy import Knobs
 from headway_core.contract.reports import Mix, RuntimeReport
+from headway_core.durations import format_seconds
 from headway_core.errors import InvalidInput
-from headway_core.planning.capacity import Binding, ReplicaCapacity, Workload, say, step_seconds
+from headway_core.planning.capacity import Binding, ReplicaCapacity, Workload, step_seconds
 from headway_core.planning.plan import Memory, Plan, plan
 from headway_core.planning.scaling import ScaleMemory
 from headway_core.planning.snapshot import Demand, ObservedReplica, Phase, Snapshot, Traffic
@@ -254,9 +255,11 @@ def _iteration(question: Question, load: Workload | None, capacity: ReplicaCapac
     decodes = step_seconds(model, load, 0.0, capacity.sequences)
     context = model.per_context_token * capacity.sequences * load.context
     return [
-        f"a full iteration takes {say(capacity.iteration)}: {say(model.base)} whatever it carries, "
-        f"{say(decodes - context - model.base)} for its sequences, {say(context)} for their context, "
-        f"{say(max(0.0, capacity.iteration - decodes))} for prefill"
+        f"a full iteration takes {format_seconds(capacity.iteration)}: "
+        f"{format_seconds(model.base)} whatever it carries, "
+        f"{format_seconds(decodes - context - model.base)} for its sequences, "
+        f"{format_seconds(context)} for their context, "
+        f"{format_seconds(max(0.0, capacity.iteration - decodes))} for prefill"
     ]
 
 

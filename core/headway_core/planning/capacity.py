@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from headway_core.contract.reports import EngineLimits, Mix, StepTimeReport
+from headway_core.durations import format_seconds
 from headway_core.slo import Bounds, Objectives, Range
 
 RHO = 0.8
@@ -136,11 +137,6 @@ class Unreachable:
     message: str
 
 
-def say(seconds: float) -> str:
-    """Seconds for people, three digits: ``31ms``, ``1.25s``."""
-    return f"{seconds * 1000:.3g}ms" if seconds < 0.9995 else f"{seconds:.3g}s"
-
-
 def step_seconds(model: StepTimeReport, load: Workload, prefill: float, sequences: float) -> float:
     """Seconds of an iteration with `prefill` prompt tokens of this workload beside `sequences` decoding ones (both may
     be fractions).
@@ -178,7 +174,8 @@ def solve(
     alone = step_seconds(model, load, 0.0, 1.0)
     if promise.tpot is not None and alone > promise.tpot:
         return Unreachable(
-            "TPOTUnreachable", f"TPOT {say(promise.tpot)} unreachable: one sequence already takes {say(alone)}"
+            "TPOTUnreachable",
+            f"TPOT {format_seconds(promise.tpot)} unreachable: one sequence already takes {format_seconds(alone)}",
         )
     smallest, most = _budget_range(bounds.prefill_token_budget, capacity, experience)
     fits_beside_one = _largest(lambda p: step_seconds(model, load, p, 1.0) - limit, most)
@@ -188,9 +185,8 @@ def solve(
         if quickest > promise.ttft:
             return Unreachable(
                 "TTFTUnreachable",
-                f"TTFT {say(promise.ttft)} unreachable: the {load.prefill:.0f} prefill tokens of a mean prompt "
-                f"take {say(quickest)} "
-                f"in iterations of {say(limit)}",
+                f"TTFT {format_seconds(promise.ttft)} unreachable: the {load.prefill:.0f} prefill tokens of a mean "
+                f"prompt take {format_seconds(quickest)} in iterations of {format_seconds(limit)}",
             )
         floor = load.prefill * limit / (promise.ttft * PREFILL_SHARE_OF_TTFT)
     floor = min(max(floor, float(bounds.prefill_token_budget.min or 1)), max(1.0, fits_beside_one))
@@ -229,9 +225,9 @@ def solve(
     if keeps < cap * (1 - 1e-9):
         binding = Binding.TPOT if promise.tpot is not None else Binding.ITERATION
         what = (
-            f"TPOT {say(limit)}"
+            f"TPOT {format_seconds(limit)}"
             if promise.tpot is not None
-            else f"an iteration of at most {say(limit)} (no TPOT objective)"
+            else f"an iteration of at most {format_seconds(limit)} (no TPOT objective)"
         )
         message = f"{what} is reached with {keeps:.3g} sequences and {budget(keeps):.0f} prefill tokens an iteration"
     sequences, p = keeps, budget(keeps)
@@ -240,7 +236,7 @@ def solve(
     if least is not None and least > max(1.0, keeps):
         out_of_bounds = (
             f"spec.bounds.maxNumSeqs.min {least} is more than the {keeps:.3g} that {binding.value} allows: "
-            f"an iteration takes {say(step_seconds(model, load, p, least))} of {say(limit)}"
+            f"an iteration takes {format_seconds(step_seconds(model, load, p, least))} of {format_seconds(limit)}"
         )
         sequences, binding, message = float(least), Binding.BOUNDS, f"spec.bounds.maxNumSeqs.min is {least}"
     taken = step_seconds(model, load, p, sequences)
