@@ -20,7 +20,7 @@ from headway_core.contract.reports import ClassReport
 from headway_core.histogram import GROWTH, SMALLEST, LogHistogram
 
 from headway_gateway.client_request import RequestStopped, StopCause
-from headway_gateway.error_responses import RequestRejected
+from headway_gateway.error_responses import RequestFailed
 
 _UPPER = tuple(SMALLEST * GROWTH**index * (1 + 1e-10) for index in range(400))
 """Upper bounds of the log buckets, up to a year and beyond, with the tolerance of `histogram.bucket`."""
@@ -158,26 +158,15 @@ class ClassCounters:
         )
 
 
-class PoolCounters:
-    """The ledgers of one pool, by class name; names come from policies only."""
-
-    def __init__(self) -> None:
-        self.ledgers: dict[str, ClassCounters] = {}
-
-    def ledger(self, name: str) -> ClassCounters:
-        """The ledger of that class."""
-        return self.ledgers.setdefault(name, ClassCounters())
-
-
 class RequestRecord:
     """One offered request's entry. A context: whatever way it is left, exactly one outcome is booked."""
 
     __slots__ = (
         "_admitted",
         "_choices",
+        "_counters",
         "_gaps",
         "_last",
-        "_ledger",
         "_queued",
         "_request",
         "first",
@@ -185,9 +174,9 @@ class RequestRecord:
         "reason",
     )
 
-    def __init__(self, ledger: ClassCounters, request: Request, choices: int) -> None:
-        self._ledger = ledger
-        self._gaps = ledger.itl if choices == 1 else None
+    def __init__(self, counters: ClassCounters, request: Request, choices: int) -> None:
+        self._counters = counters
+        self._gaps = counters.itl if choices == 1 else None
         self._request = request
         self._choices = choices
         self._queued = False
@@ -199,18 +188,18 @@ class RequestRecord:
         self.reason: ShedReason | None = None
 
     def __enter__(self) -> RequestRecord:
-        self._ledger.offered += 1
-        self._ledger.retries += self._request.retry
-        self._ledger.in_flight += 1
+        self._counters.offered += 1
+        self._counters.retries += self._request.retry
+        self._counters.in_flight += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.waits(False)
-        self._ledger.in_flight -= 1
+        self.set_queued(False)
+        self._counters.in_flight -= 1
         outcome, reason = self.outcome, self.reason
-        if isinstance(error, RequestRejected):
+        if isinstance(error, RequestFailed):
             outcome, reason = error.outcome, error.reason
         elif isinstance(error, RequestStopped):
             outcome = _STOPPED[error.cause]
@@ -218,18 +207,18 @@ class RequestRecord:
                 outcome, reason = "shed", ShedReason.DRAINING
         elif error is not None:
             outcome = "upstream_error"
-        self._ledger.outcomes[outcome] += 1
+        self._counters.outcomes[outcome] += 1
         if reason is not None:
-            self._ledger.shed[reason.value] = self._ledger.shed.get(reason.value, 0) + 1
+            self._counters.shed[reason.value] = self._counters.shed.get(reason.value, 0) + 1
 
-    def waits(self, waits: bool) -> None:
+    def set_queued(self, queued: bool) -> None:
         """Whether it stands in the queue now."""
-        self._ledger.queued += waits - self._queued
-        self._queued = waits
+        self._counters.queued += queued - self._queued
+        self._queued = queued
 
     def admitted(self) -> None:
         """It has been sent to a replica; a second try elsewhere is the same admission."""
-        self._ledger.admitted += not self._admitted
+        self._counters.admitted += not self._admitted
         self._admitted = True
 
     def content(self, now: float, records: int) -> None:
@@ -237,7 +226,7 @@ class RequestRecord:
         last, self._last = self._last, now
         if last is None:
             self.first = now
-            self._ledger.ttft.add(now - self._request.arrival)
+            self._counters.ttft.add(now - self._request.arrival)
         elif records and self._gaps is not None:
             self._gaps.add(now - last)
         if records > 1 and self._gaps is not None:
@@ -245,24 +234,24 @@ class RequestRecord:
 
     def finished(self, now: float, streamed: bool, prompt: int | None, output: int | None) -> None:
         """The answer is complete: judges it. Token counts are the runtime's; None: it did not say."""
-        ledger, objectives = self._ledger, self._request.slo.objectives
-        ledger.prompt_tokens += prompt or 0
-        ledger.output_tokens += output or 0
+        counters, objectives = self._counters, self._request.slo.objectives
+        counters.prompt_tokens += prompt or 0
+        counters.output_tokens += output or 0
         tokens = None if output is None else output / self._choices
         verdicts: list[bool] = []
         ttft_limit = None if objectives.ttft is None else objectives.ttft.limit(prompt or self._request.prompt_tokens)
         if streamed:
             if ttft_limit is not None and self.first is not None:
-                verdicts.append(ledger.judge("ttft", self.first - self._request.arrival <= ttft_limit))
+                verdicts.append(counters.judge("ttft", self.first - self._request.arrival <= ttft_limit))
             if tokens is not None and tokens >= 2 and self.first is not None and self._last is not None:
                 tpot = (self._last - self.first) / (tokens - 1)
-                ledger.tpot.add(tpot)
+                counters.tpot.add(tpot)
                 if objectives.tpot is not None:
-                    verdicts.append(ledger.judge("tpot", tpot <= objectives.tpot.target))
+                    verdicts.append(counters.judge("tpot", tpot <= objectives.tpot.target))
         elif ttft_limit is not None and objectives.tpot is not None and tokens is not None:
             verdicts.append(now - self._request.arrival <= ttft_limit + max(0.0, tokens - 1) * objectives.tpot.target)
         if verdicts:
-            ledger.judge("all", all(verdicts))
+            counters.judge("all", all(verdicts))
 
 
 _STOPPED = {

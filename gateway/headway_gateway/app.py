@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from headway_gateway import error_responses, openapi, status_page
 from headway_gateway.client_connection import ClientConnection
 from headway_gateway.client_request import ClientRequest, Receive, Scope, Send
-from headway_gateway.error_responses import ErrorResponse, RequestRejected
+from headway_gateway.error_responses import ErrorResponse, RequestFailed
 from headway_gateway.gateway_reporter import GatewayReporter
 from headway_gateway.key_watcher import KeyWatcher
 from headway_gateway.keys import KeyRing
@@ -46,12 +46,12 @@ class Gateway:
         self.upstream = Upstream()
         self.pools = Pools(self.boot_id, settings, self.upstream)
         self.keys = KeyWatcher(settings.keys) if settings.keys is not None else None
-        self.policies = PolicyWatcher(settings.policy, self.pools.obey) if settings.policy is not None else None
+        self.policies = PolicyWatcher(settings.policy, self.pools.apply_policy) if settings.policy is not None else None
         self.pipeline = Pipeline(settings, self.pools, self.upstream, self._ring)
-        book = self.policies.book if self.policies else None
-        self.reports = GatewayReporter(socket.gethostname(), self.boot_id, self.pools, book)
+        store = self.policies.store if self.policies else None
+        self.reporter = GatewayReporter(socket.gethostname(), self.boot_id, self.pools, store)
         self.metrics = Exposition(
-            CountersCollector(self.pools, loop.time, lambda pool: book.age(pool, loop.time()) if book else None)
+            CountersCollector(self.pools, loop.time, lambda pool: store.age(pool, loop.time()) if store else None)
         )
         self.recent = status_page.RecentWindow(self.pools, loop.time)
         self.connections: Collection[ClientConnection] = ()
@@ -148,7 +148,7 @@ def control_app(gateway: Gateway) -> FastAPI:
     @app.get(http.PATH_LOAD)
     async def load() -> Response:
         """This gateway's load report."""
-        report = gateway.reports.report(asyncio.get_running_loop().time())
+        report = gateway.reporter.report(asyncio.get_running_loop().time())
         return Response(documents.dump(report), media_type="application/json")
 
     @app.get(http.PATH_POLICY)
@@ -191,8 +191,8 @@ def _app(gateway: Gateway, title: str) -> FastAPI:
 def _refusal(gateway: Gateway, request: Request) -> Response | None:
     try:
         gateway.pipeline.authenticate(ClientRequest(request.scope, request.receive, _unused))
-    except RequestRejected as refused:
-        return _response(refused.answer)
+    except RequestFailed as refused:
+        return _response(refused.response)
     return None
 
 
@@ -205,4 +205,4 @@ def _response(answer: ErrorResponse) -> Response:
 
 
 async def _unused(_message: object) -> None:
-    raise RuntimeError("this exchange only authenticates")
+    raise RuntimeError("this request only authenticates")

@@ -21,36 +21,36 @@ class BodyBudget:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.taken = 0
+        self.reserved = 0
         """Bytes that large bodies hold now."""
 
 
 class BodyReservation:
-    """One body's place in the room, given back where the context ends."""
+    """One body's place in the budget, given back where the context ends."""
 
-    __slots__ = ("_room", "_taken")
+    __slots__ = ("_budget", "_reserved")
 
-    def __init__(self, room: BodyBudget) -> None:
-        self._room = room
-        self._taken = 0
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._reserved = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._room.taken -= self._taken
-        self._taken = 0
+        self._budget.reserved -= self._reserved
+        self._reserved = 0
 
     def grow(self, size: int) -> None:
         """The body holds `size` bytes now.
 
         Raises:
-            Refused: 429, it is large and there is no room for it.
+            RequestFailed: 429, it is large and there is no budget for it.
         """
         if size < LARGE_BYTES:
             return
-        room = self._room
-        if room.taken - self._taken + size > room.limit:
+        budget = self._budget
+        if budget.reserved - self._reserved + size > budget.limit:
             raise error_responses.not_now(ShedReason.QUEUE_FULL, _RETRY_AFTER, contended=True)
-        room.taken += size - self._taken
-        self._taken = size
+        budget.reserved += size - self._reserved
+        self._reserved = size

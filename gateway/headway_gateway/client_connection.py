@@ -41,10 +41,10 @@ class ClientConnection(HttpToolsProtocol):
     """The request that is answered, or was last; those behind it wait in `pipeline`, the newest first."""
     _lost: Callable[[], None] | None = None
 
-    # ------------------------------------------------------------ what an exchange asks for, see `exchange.Connection`
+    # ------------------------------------------------------------ what a request needs, see `client_request.Connection`
 
     def body_at_once(self) -> bytes | None:
-        """See `exchange.Connection`."""
+        """See `client_request.Connection`."""
         cycle = self._current
         if cycle is None or cycle.more_body or cycle.disconnected:
             return None
@@ -53,7 +53,7 @@ class ClientConnection(HttpToolsProtocol):
         return body
 
     def begin(self, status: int, headers: Sequence[Header], first: bytes) -> None:
-        """See `exchange.Connection`. What goes out is what the server would send, in one write instead of two."""
+        """See `client_request.Connection`. What goes out is what the server would send, in one write instead of two."""
         cycle = self._current
         if cycle is None:
             raise RuntimeError("no request is being answered")
@@ -73,7 +73,7 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.write(b"".join(head))
 
     def watch(self, lost: Callable[[], None] | None) -> None:
-        """See `exchange.Connection`."""
+        """See `client_request.Connection`."""
         self._lost = lost
         if lost is None:
             return

@@ -18,7 +18,7 @@ from headway_core.contract.header_names import REQUEST_ID
 
 from headway_gateway import error_responses
 from headway_gateway.body_budget import BodyReservation
-from headway_gateway.error_responses import ErrorResponse, RequestRejected
+from headway_gateway.error_responses import ErrorResponse, RequestFailed
 from headway_gateway.http_connection import UpstreamFailure
 
 Scope = MutableMapping[str, Any]
@@ -40,7 +40,7 @@ class Flow(Protocol):
 
 
 class Connection(Protocol):
-    """What an exchange needs of its client's connection beside ASGI."""
+    """What a request needs of its client's connection beside ASGI."""
 
     @property
     def transport(self) -> asyncio.WriteTransport:
@@ -114,53 +114,53 @@ class ClientRequest:
         self._send = send
         self._body_read = False
         self._task: asyncio.Task[Any] | None = None
-        self.tries: list[tuple[str, UpstreamFailure]] = []
+        self.failed_attempts: list[tuple[str, UpstreamFailure]] = []
         """Replicas that failed this request, and how."""
         self._unsent = 0
 
     # ------------------------------------------------------------ the request
 
-    async def read_body(self, limit: int, patience: float, place: BodyReservation) -> bytes:
+    async def read_body(self, limit: int, idle_timeout: float, reservation: BodyReservation) -> bytes:
         """The whole body; sets `arrival`. No time is lost on a body that announces itself too large.
 
         Raises:
-            Refused: 413 beyond `limit` bytes actually read, 408 when `patience` seconds pass without progress or the
-                upload crawls, 429 when `place` cannot grow as the body does.
-            Stopped: the connection closed first.
+            RequestFailed: 413 beyond `limit` bytes actually read, 408 when `idle_timeout` seconds pass without progress
+                or the upload crawls, 429 when `reservation` cannot grow as the body does.
+            RequestStopped: the connection closed first.
         """
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced[:20]) > limit:
-            raise RequestRejected(error_responses.too_large(limit))
+            raise RequestFailed(error_responses.too_large(limit))
         body = self._connection.body_at_once()
         if body is None:
-            body = await self._upload(limit, patience, place)
+            body = await self._upload(limit, idle_timeout, reservation)
         elif len(body) > limit:
-            raise RequestRejected(error_responses.too_large(limit))
+            raise RequestFailed(error_responses.too_large(limit))
         else:
-            place.grow(len(body))
+            reservation.grow(len(body))
         self.arrival = self._loop.time()
         self._body_read = True
         return body
 
-    async def _upload(self, limit: int, patience: float, place: BodyReservation) -> bytes:
+    async def _upload(self, limit: int, idle_timeout: float, reservation: BodyReservation) -> bytes:
         loop = self._loop
         begun = loop.time()
         parts: list[bytes] = []
         size = 0
         while True:
-            left = min(patience, begun + patience + size / _SLOWEST_UPLOAD - loop.time())
+            left = min(idle_timeout, begun + idle_timeout + size / _SLOWEST_UPLOAD - loop.time())
             try:
                 async with asyncio.timeout(left):
                     message = await self._receive()
             except TimeoutError:
-                raise RequestRejected(error_responses.too_slow(patience)) from None
+                raise RequestFailed(error_responses.too_slow(idle_timeout)) from None
             if message["type"] == "http.disconnect":
                 raise RequestStopped(StopCause.CLIENT_GONE)
             part = message.get("body", b"")
             size += len(part)
             if size > limit:
-                raise RequestRejected(error_responses.too_large(limit))
-            place.grow(size)
+                raise RequestFailed(error_responses.too_large(limit))
+            reservation.grow(size)
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)
@@ -173,11 +173,11 @@ class ClientRequest:
         arrival.
 
         Raises:
-            Stopped: one of them happened.
+            RequestStopped: one of them happened.
         """
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("an exchange runs in a task")
+            raise RuntimeError("a request runs in a task")
         before = task.cancelling()
         self._task = task
         # No task of its own waits for the client's going: a task for each request costs more than all else in here.
@@ -267,11 +267,11 @@ class ClientRequest:
         self.sending_since = None
 
     async def answer(self, answer: ErrorResponse) -> None:
-        """An error of the gateway's own: the response if none has begun, else the last record of the stream."""
+        """An error of the gateway's own: the response if none has begun, else the last event of the stream."""
         if self.finished:
             return
         if self.started:
-            await self.finish(answer.record())
+            await self.finish(answer.event())
             return
         body = answer.body()
         headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]

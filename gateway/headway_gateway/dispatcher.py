@@ -1,7 +1,7 @@
-"""One pool's door at work: what `headway_core.admission.PoolAdmission` decides, turned into tasks that go on, wait, or
-are refused.
+"""The admission of one pool at work: tasks go on, wait or end as `headway_core.admission.PoolAdmission` decides.
 
-The door decides; here are the futures that requests wait on and the one task that asks again while anybody waits.
+`PoolAdmission` decides. This module holds the futures that requests wait on, and one task that polls while any request
+waits.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from headway_gateway import error_responses
 
 log = logging.getLogger("headway.gateway.dispatcher")
 
-_AFTER_FAILURE = 0.1
+_PAUSE_AFTER_ERROR = 0.1
 TICK = 0.01
-"""Seconds between two looks while somebody waits; reports, answers and ends are looked at as they come."""
+"""Seconds between two polls while a request waits; reports, first tokens and ends of requests cause one at once."""
 
 
 class Grant:
-    """A request's right to be sent to one replica now. A context: leaving it tells the door that the request is over
-    there."""
+    """Permission to send one request to one replica now. A context: leaving it tells the admission that the request has
+    ended on that replica."""
 
     def __init__(self, dispatcher: Dispatcher, dispatch: Dispatch) -> None:
         self.request = dispatch.request
-        self.replica = dispatch.replica
+        self.replica_id = dispatch.replica
         self.number = dispatch.number
         self.priority = dispatch.priority
         self.failed = False
-        """Set when the replica, not the client, is to blame for the end."""
+        """Set when the request ended through the replica's fault, not the client's."""
         self._dispatcher = dispatcher
 
     def first_token(self) -> tuple[PredictionSample, ...]:
-        """Its first content came: what this says about predictions."""
-        return self._dispatcher.door.first_token(self.request.request_id, asyncio.get_running_loop().time())
+        """The first content has come. Returns predicted against actual times to first token."""
+        return self._dispatcher.admission.first_token(self.request.request_id, asyncio.get_running_loop().time())
 
     def __enter__(self) -> Grant:
         return self
@@ -52,90 +52,93 @@ class Grant:
 class Dispatcher:
     """The queue worker of one pool."""
 
-    def __init__(self, door: PoolAdmission) -> None:
-        self.door = door
-        self._asked: dict[int, asyncio.Future[Dispatch | Shed]] = {}
-        self._look = asyncio.Event()
+    def __init__(self, admission: PoolAdmission) -> None:
+        self.admission = admission
+        self._decisions: dict[int, asyncio.Future[Dispatch | Shed]] = {}
+        self._woken = asyncio.Event()
 
-    async def turn(self, request: Request, waits: Callable[[bool], None]) -> Grant:
-        """A newcomer's turn: at once, or after having waited. `waits` is told when it begins to wait and when it no
-        longer does.
+    async def acquire(self, request: Request, on_queued: Callable[[bool], None]) -> Grant:
+        """The grant of a new request, at once or after a wait. `on_queued` gets True when the wait begins and False
+        when it is over.
 
         Raises:
-            Refused: it was shed, at once or later.
+            RequestFailed: it was shed, at once or later.
         """
-        return await self._answer(request, waits, lambda now: self.door.offer(request, now))
+        return await self._await_grant(request, on_queued, lambda now: self.admission.offer(request, now))
 
-    async def another(self, request: Request, tried: Sequence[str], waits: Callable[[bool], None]) -> Grant:
-        """A turn on a replica not in `tried`, after a try that failed. Raises Refused when there is none, or none in
-        time."""
-        return await self._answer(request, waits, lambda now: self.door.again(request, now, tried))
+    async def reacquire(self, request: Request, tried: Sequence[str], on_queued: Callable[[bool], None]) -> Grant:
+        """A grant for a replica not in `tried`, after a failed attempt.
 
-    async def _answer(
-        self, request: Request, waits: Callable[[bool], None], ask: Callable[[float], AdmissionResult]
+        Raises:
+            RequestFailed: it was shed: there is no such replica, or none was free in time.
+        """
+        return await self._await_grant(request, on_queued, lambda now: self.admission.again(request, now, tried))
+
+    async def _await_grant(
+        self, request: Request, on_queued: Callable[[bool], None], submit: Callable[[float], AdmissionResult]
     ) -> Grant:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Dispatch | Shed] = loop.create_future()
-        self._asked[request.request_id] = answer
+        future: asyncio.Future[Dispatch | Shed] = loop.create_future()
+        self._decisions[request.request_id] = future
         try:
-            self._act(ask(loop.time()))
-            if not answer.done():
-                waits(True)
-                self.look()
-            told = await answer
+            self._apply(submit(loop.time()))
+            if not future.done():
+                on_queued(True)
+                self.wake()
+            decision = await future
         except BaseException:
             # Dispatched in the same instant or still waiting: either way it is over.
             self.ended(request.request_id, False)
             raise
         finally:
-            waits(False)
-            del self._asked[request.request_id]
-        if isinstance(told, Shed):
-            raise error_responses.shed(told)
-        return Grant(self, told)
+            on_queued(False)
+            del self._decisions[request.request_id]
+        if isinstance(decision, Shed):
+            raise error_responses.shed(decision)
+        return Grant(self, decision)
 
     def ended(self, request_id: int, server_error: bool) -> None:
-        """The request is over, wherever it was."""
-        self.door.ended(request_id, asyncio.get_running_loop().time(), server_error)
-        self.look()
+        """The request is over, whether it was dispatched or waited."""
+        self.admission.ended(request_id, asyncio.get_running_loop().time(), server_error)
+        self.wake()
 
-    def look(self) -> None:
-        """Something was learned about a replica: see who can go now, if anybody waits."""
-        if len(self.door.queue):
-            self._look.set()
+    def wake(self) -> None:
+        """Causes a poll if any request waits. Call it when something was learned about a replica."""
+        if len(self.admission.queue):
+            self._woken.set()
 
     async def run(self) -> None:
-        """Gives turns until cancelled."""
+        """Dispatches what waits, until cancelled."""
         loop = asyncio.get_running_loop()
-        complaint = ""
+        last_error = ""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK if len(self.door.queue) else None):
-                    await self._look.wait()
-            self._look.clear()
-            if not len(self.door.queue):
+                async with asyncio.timeout(TICK if len(self.admission.queue) else None):
+                    await self._woken.wait()
+            self._woken.clear()
+            if not len(self.admission.queue):
                 continue
             try:
-                self._act(self.door.turns(loop.time()))
-                complaint = ""
+                self._apply(self.admission.turns(loop.time()))
+                last_error = ""
             except Exception as error:
-                # Whoever waits depends on this loop: it goes on, and what waits ends by its own time limits at the
+                # Every waiting request depends on this loop, so it goes on; their own time limits end them at the
                 # latest.
-                if complaint != repr(error):
-                    log.exception("giving turns failed; said again when it fails in another way")
-                complaint = repr(error)
-                await asyncio.sleep(_AFTER_FAILURE)
+                if last_error != repr(error):
+                    log.exception("polling the admission failed; logged again when the error changes")
+                last_error = repr(error)
+                await asyncio.sleep(_PAUSE_AFTER_ERROR)
 
-    def _act(self, decided: AdmissionResult) -> None:
-        for dispatch in decided.dispatches:
-            self._tell(dispatch.request.request_id, dispatch)
-        for shed in decided.shed:
-            self._tell(shed.request_id, shed)
+    def _apply(self, result: AdmissionResult) -> None:
+        for dispatch in result.dispatches:
+            self._resolve(dispatch.request.request_id, dispatch)
+        for shed in result.shed:
+            self._resolve(shed.request_id, shed)
 
-    def _tell(self, request_id: int, answer: Dispatch | Shed) -> None:
-        asked = self._asked.get(request_id)
-        if asked is None or asked.done():
-            # Its task is on its way out.
-            self.door.ended(request_id, asyncio.get_running_loop().time())
+    def _resolve(self, request_id: int, decision: Dispatch | Shed) -> None:
+        future = self._decisions.get(request_id)
+        if future is None or future.done():
+            # Its task is ending.
+            self.admission.ended(request_id, asyncio.get_running_loop().time())
         else:
-            asked.set_result(answer)
+            future.set_result(decision)

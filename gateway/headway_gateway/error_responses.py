@@ -29,20 +29,22 @@ class ErrorResponse:
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}, ensure_ascii=True).encode()
 
-    def record(self) -> bytes:
-        """The same as a record in a stream that has already begun."""
+    def event(self) -> bytes:
+        """The same as an event in a stream that has already begun."""
         return b"data: " + self.body() + b"\n\n"
 
 
-class RequestRejected(Exception):
-    """Raised where a request ends early: `answer` becomes the response, or the last record of a stream that has begun.
+class RequestFailed(Exception):
+    """Raised where a request ends early: `response` becomes the response, or the last event of a stream that has begun.
 
     `outcome` is one of `metric_names.OUTCOMES`; `reason` is given when it was shed.
     """
 
-    def __init__(self, answer: ErrorResponse, outcome: str = "client_error", reason: ShedReason | None = None) -> None:
-        super().__init__(answer.message)
-        self.answer = answer
+    def __init__(
+        self, response: ErrorResponse, outcome: str = "client_error", reason: ShedReason | None = None
+    ) -> None:
+        super().__init__(response.message)
+        self.response = response
         self.outcome = outcome
         self.reason = reason
 
@@ -133,14 +135,14 @@ _REASONS = {
 }
 
 
-def shed(decision: Shed) -> RequestRejected:
+def shed(decision: Shed) -> RequestFailed:
     """429 where capacity is contended, 503 where there is none; both say when to come back."""
     return not_now(decision.reason, decision.retry_after, decision.contended)
 
 
-def not_now(reason: ShedReason, retry_after: int, contended: bool = False) -> RequestRejected:
+def not_now(reason: ShedReason, retry_after: int, contended: bool = False) -> RequestFailed:
     """The same without a decision of the door."""
-    answer = ErrorResponse(
+    response = ErrorResponse(
         429 if contended else 503,
         f"not now: {_REASONS[reason]}; try again in {retry_after} s",
         "rate_limit_error" if contended else "service_unavailable_error",
@@ -148,7 +150,7 @@ def not_now(reason: ShedReason, retry_after: int, contended: bool = False) -> Re
         headers={"retry-after": str(retry_after), SHED_REASON: reason.value},
         close=reason is ShedReason.DRAINING,
     )
-    return RequestRejected(answer, "shed", reason)
+    return RequestFailed(response, "shed", reason)
 
 
 def upstream_failed() -> ErrorResponse:

@@ -34,14 +34,14 @@ class GatewayReporter:
         )
 
     def _pool(self, pool: ServedPool, now: float) -> PoolReport:
-        fleet = pool.door.fleet
+        fleet = pool.admission.fleet
         return PoolReport(
             pool=pool.name,
-            classes={name: ledger.read() for name, ledger in pool.books.ledgers.items()},
+            classes={name: counters.read() for name, counters in pool.counters.items()},
             # The knobs are the runtimes' to apply; a gateway acknowledges that it has read them.
             policy=self._policies.acknowledgement(pool.name, Knobs(), {}, now) if self._policies else None,
             ready_replicas=pool.ready(now),
             known_replicas=len(fleet),
-            saturated=pool.door.saturated(now),
+            saturated=pool.admission.saturated(now),
             replica_in_flight={replica: fleet.in_flight(replica) for replica in fleet},
         )

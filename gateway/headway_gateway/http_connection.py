@@ -58,7 +58,7 @@ class HttpConnection(asyncio.Protocol):
         self._lost = lost
         self._busy = False
         self._used_before = False
-        self._heard = False
+        self._received = False
         self._failure: str | None = None
         self._waiting = 0
         """Bytes read since the body was last taken."""
@@ -83,12 +83,12 @@ class HttpConnection(asyncio.Protocol):
         """
         self.status, self.headers, self.complete, self.reusable = 0, [], False, False
         self._busy = True
-        self._heard = False
+        self._received = False
         self._transport.writelines(data)
         while not self.status and self._failure is None:
             await self._wait()
         if not self.status:
-            stale = self._used_before and not self._heard
+            stale = self._used_before and not self._received
             raise UpstreamError(UpstreamFailure.STALE if stale else UpstreamFailure.RESET, self._failure or "no answer")
 
     async def read(self) -> bytes:
@@ -154,7 +154,7 @@ class HttpConnection(asyncio.Protocol):
         if not self._busy or self._failure is not None:
             self.close()
             return
-        self._heard = True
+        self._received = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -167,7 +167,7 @@ class HttpConnection(asyncio.Protocol):
                 return
         self._waiting += len(data)
         if self._waiting > _BUFFER:
-            self._hold_back()
+            self._pause()
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -207,7 +207,7 @@ class HttpConnection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _hold_back(self) -> None:
+    def _pause(self) -> None:
         if not self._paused and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()

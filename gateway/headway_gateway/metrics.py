@@ -45,11 +45,11 @@ class CountersCollector(Collector):
         yield from self._gauges()
         yield from self._durations()
 
-    def _ledgers(self) -> Iterator[tuple[str, str, ClassCounters]]:
+    def _class_counters(self) -> Iterator[tuple[str, str, ClassCounters]]:
         for pool in self._pools:
-            for name, ledger in pool.books.ledgers.items():
-                yield pool.name, name, ledger
-        yield _OTHER, _OTHER, self._pools.unplaced
+            for name, counters in pool.counters.items():
+                yield pool.name, name, counters
+        yield _OTHER, _OTHER, self._pools.unclassified
 
     def _counters(self) -> Iterable[Metric]:
         labels = ["pool", "class"]
@@ -61,18 +61,18 @@ class CountersCollector(Collector):
         judged = CounterMetricFamily(
             Names.PROMISE_TOTAL, "Requests that were judged against the promise.", labels=[*labels, "objective"]
         )
-        for pool, name, ledger in self._ledgers():
-            offered.add_metric([pool, name], ledger.offered)
-            retries.add_metric([pool, name], ledger.retries)
-            for outcome, count in ledger.outcomes.items():
+        for pool, name, counters in self._class_counters():
+            offered.add_metric([pool, name], counters.offered)
+            retries.add_metric([pool, name], counters.retries)
+            for outcome, count in counters.outcomes.items():
                 requests.add_metric([pool, name, outcome], count)
-            if ledger is self._pools.unplaced:
+            if counters is self._pools.unclassified:
                 continue
             for reason in header_names.ShedReason:
-                shed.add_metric([pool, name, reason.value], ledger.shed.get(reason.value, 0))
+                shed.add_metric([pool, name, reason.value], counters.shed.get(reason.value, 0))
             for objective in ("ttft", "tpot", "all"):
-                good.add_metric([pool, name, objective], ledger.good.get(objective, 0))
-                judged.add_metric([pool, name, objective], ledger.judged.get(objective, 0))
+                good.add_metric([pool, name, objective], counters.good.get(objective, 0))
+                judged.add_metric([pool, name, objective], counters.judged.get(objective, 0))
         return offered, retries, requests, shed, good, judged
 
     def _gauges(self) -> Iterable[Metric]:
@@ -86,11 +86,11 @@ class CountersCollector(Collector):
         )
         now = self._now()
         for pool in self._pools:
-            for name, ledger in pool.books.ledgers.items():
-                queued.add_metric([pool.name, name], ledger.queued)
-            in_flight.add_metric([pool.name], sum(ledger.in_flight for ledger in pool.books.ledgers.values()))
+            for name, counters in pool.counters.items():
+                queued.add_metric([pool.name, name], counters.queued)
+            in_flight.add_metric([pool.name], sum(counters.in_flight for counters in pool.counters.values()))
             ready.add_metric([pool.name], pool.ready(now))
-            saturated.add_metric([pool.name], pool.door.saturated(now))
+            saturated.add_metric([pool.name], pool.admission.saturated(now))
             read = self._policy_age(pool.name)
             if read is not None:
                 revision.add_metric([pool.name], pool.policy.revision)
@@ -108,8 +108,8 @@ class CountersCollector(Collector):
         # point.
         error = Metric(Names.TTFT_ERROR, "Predicted minus actual time to first token.", "histogram")
         for pool in self._pools:
-            for name, ledger in pool.books.ledgers.items():
-                for family, durations in ((ttft, ledger.ttft), (tpot, ledger.tpot), (itl, ledger.itl)):
+            for name, counters in pool.counters.items():
+                for family, durations in ((ttft, counters.ttft), (tpot, counters.tpot), (itl, counters.itl)):
                     family.add_metric([pool.name, name], cumulative(durations), durations.sum)
             for decision, errors in pool.errors.items():
                 known = {"pool": pool.name, "decision": decision}

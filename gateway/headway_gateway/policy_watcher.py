@@ -13,7 +13,7 @@ from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjec
 
 from headway_gateway.watched_files import WatchedFiles
 
-log = logging.getLogger("headway.gateway.promises")
+log = logging.getLogger("headway.gateway.policies")
 
 READ_SECONDS = 1.0
 
@@ -32,7 +32,7 @@ class PolicyWatcher:
     """Reads the policy files again and again; `changed` gets each policy that comes into force."""
 
     def __init__(self, path: Path, changed: Callable[[Policy], None]) -> None:
-        self.book = PolicyStore()
+        self.store = PolicyStore()
         self._files = WatchedFiles(path, ".json")
         self._changed = changed
         self._complaint: str | None = None
@@ -44,10 +44,10 @@ class PolicyWatcher:
         except OSError as error:
             self._complain(f"cannot read the policy: {error}")
             return
-        for policy in self.book.offer(found, now):
+        for policy in self.store.offer(found, now):
             log.info("policy for pool %s, revision %d, is in force", policy.pool.name, policy.revision)
             self._changed(policy)
-        self._complain("; ".join(f"policy {name}: {reason}" for name, reason in self.book.errors.items()) or None)
+        self._complain("; ".join(f"policy {name}: {reason}" for name, reason in self.store.errors.items()) or None)
 
     async def run(self) -> None:
         """Looks every second until cancelled."""

@@ -27,9 +27,9 @@ from headway_core.errors import RequestError
 from headway_core.slo import PriorityClass
 
 from headway_gateway import error_responses
-from headway_gateway.accounting import ClassCounters, PoolCounters, RequestRecord, SignedErrors
+from headway_gateway.accounting import ClassCounters, RequestRecord, SignedErrors
 from headway_gateway.dispatcher import Dispatcher, Grant
-from headway_gateway.error_responses import RequestRejected
+from headway_gateway.error_responses import RequestFailed
 from headway_gateway.failures import FailureLog
 from headway_gateway.keys import Caller
 from headway_gateway.parsed_request import ParsedRequest
@@ -40,32 +40,34 @@ from headway_gateway.upstream import Upstream
 
 
 class ServedPool:
-    """One pool. `obey` replaces its policy; requests that are under way keep the promise that they came under."""
+    """One pool. `apply_policy` replaces its policy; a request is judged by the objectives in force when it arrived."""
 
     def __init__(self, policy: Policy, boot_id: str, settings: Settings, upstream: Upstream) -> None:
         self.name = policy.pool.name
-        self.books = PoolCounters()
+        self.counters: dict[str, ClassCounters] = {}
         self.errors = {"admitted": SignedErrors(), "shed": SignedErrors()}
         """Signed error of predicted TTFT, by decision."""
         limits = QueueLimits(settings.max_queue_requests, settings.max_queue_bytes, settings.max_queue_time)
-        self.door = PoolAdmission(
+        self.admission = PoolAdmission(
             policy.classes,
             boot_id,
             controller=AdmissionController(Rule(settings.rule)),
             queue=AdmissionQueue(limits),
             fleet=Fleet(boot_id, settings.poll_interval),
         )
-        self.dispatcher = Dispatcher(self.door)
+        self.dispatcher = Dispatcher(self.admission)
         self.failures = FailureLog(self.name)
-        self.replicas = Replicas(self.door, upstream, settings.poll_interval, self._learned, self.failures.gone)
+        self.replicas = Replicas(
+            self.admission, upstream, settings.poll_interval, self._replicas_changed, self.failures.gone
+        )
         self.estimator = TokenEstimator()
         self._boot_id = boot_id
         self._static = settings.pools
         self._tasks: list[asyncio.Task[None]] = []
-        self.obey(policy)
+        self.apply_policy(policy)
 
     def start(self) -> None:
-        """Starts looking for replicas and giving turns."""
+        """Starts looking for replicas and granting."""
         self._tasks = [asyncio.create_task(self.replicas.run()), asyncio.create_task(self.dispatcher.run())]
 
     async def stop(self) -> None:
@@ -74,19 +76,19 @@ class ServedPool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def obey(self, policy: Policy) -> None:
+    def apply_policy(self, policy: Policy) -> None:
         """Takes a policy: classes, cordons, and where to look unless the command line said so."""
         self.policy = policy
-        self.door.slo = policy.classes
+        self.admission.slo = policy.classes
         for known in policy.classes:
-            self.books.ledger(known.name)
+            self.counters.setdefault(known.name, ClassCounters())
         given = next((pool.endpoints for pool in self._static if pool.name == self.name), policy.pool.endpoints)
-        self.replicas.look_for(given)
-        self._learned()
+        self.replicas.discover(given)
+        self._replicas_changed()
 
-    def _learned(self) -> None:
-        self.door.fleet.cordoned = frozenset(self.policy.cordoned) | self.replicas.unreachable()
-        self.dispatcher.look()
+    def _replicas_changed(self) -> None:
+        self.admission.fleet.cordoned = frozenset(self.policy.cordoned) | self.replicas.unreachable()
+        self.dispatcher.wake()
 
     @property
     def model(self) -> str | None:
@@ -95,83 +97,85 @@ class ServedPool:
 
     def ready(self, now: float) -> int:
         """Replicas that would be sent to now."""
-        return len(self.door.fleet.loads(now))
+        return len(self.admission.fleet.loads(now))
 
     # ------------------------------------------------------------ a request
 
-    def classify(self, asked: ParsedRequest, caller: Caller, class_header: str | None) -> PriorityClass:
+    def classify(self, parsed: ParsedRequest, caller: Caller, class_header: str | None) -> PriorityClass:
         """The class of a request: the trusted header's, else the service tier's, else the default; within what the key
         allows.
 
         Raises:
-            Refused: 400 for a header that names no class, 403 for a class asked for that the key does not open.
+            RequestFailed: 400 for a header that names no class, 403 for a class asked for that the key does not open.
         """
         classes = {known.name: known for known in self.policy.classes}
         by_tier = {tier: known for known in self.policy.classes for tier in known.service_tiers}
         if class_header is not None and class_header not in classes:
-            raise RequestRejected(error_responses.unknown_class(class_header))
-        chosen = classes.get(class_header or "") or by_tier.get(asked.service_tier or "")
+            raise RequestFailed(error_responses.unknown_class(class_header))
+        chosen = classes.get(class_header or "") or by_tier.get(parsed.service_tier or "")
         if caller.classes is None:
             return chosen or classes[self.policy.default_class]
         if chosen is not None:
             if chosen.name not in caller.classes:
-                raise RequestRejected(error_responses.class_forbidden(chosen.name))
+                raise RequestFailed(error_responses.class_forbidden(chosen.name))
             return chosen
         allowed = [known for known in self.policy.classes if known.name in caller.classes]
         if not allowed:
-            raise RequestRejected(error_responses.class_forbidden(self.policy.default_class))
+            raise RequestFailed(error_responses.class_forbidden(self.policy.default_class))
         return next((known for known in allowed if known.name == self.policy.default_class), allowed[0])
 
-    def check_length(self, asked: ParsedRequest) -> None:
+    def check_length(self, parsed: ParsedRequest) -> None:
         """Refused here, since the door would else tell a prompt that no replica can hold to come back later.
 
         Raises:
             RequestError: a prompt of token ids is longer than any replica's context, which has room for a token of the
             answer too.
         """
-        longest = self.door.fleet.longest()
-        if longest is not None and asked.longest_prompt >= longest:
+        longest = self.admission.fleet.longest()
+        if longest is not None and parsed.longest_prompt >= longest:
             raise RequestError(
-                f"has {asked.longest_prompt} tokens and at most {longest} are served, one of them for the "
+                f"has {parsed.longest_prompt} tokens and at most {longest} are served, one of them for the "
                 "answer: shorten it",
                 "prompt",
                 "context_length_exceeded",
             )
 
     def request(
-        self, number: int, asked: ParsedRequest, slo: PriorityClass, caller: Caller, *, arrival: float, retry: bool
+        self, number: int, parsed: ParsedRequest, slo: PriorityClass, caller: Caller, *, arrival: float, retry: bool
     ) -> Request:
         """The request as the door sees it. With a prompt in text its length is an estimate."""
-        tokens = max(1, self.estimator.estimate(self.name, asked.text) if asked.token_ids is None else asked.token_ids)
+        tokens = max(
+            1, self.estimator.estimate(self.name, parsed.text) if parsed.token_ids is None else parsed.token_ids
+        )
         return Request(
             request_id=number,
             slo=slo,
             arrival=arrival,
             prompt_tokens=tokens,
-            size_bytes=len(asked.body),
+            size_bytes=len(parsed.body),
             retry=retry,
-            prefix=prefix_chain(asked.text, tenant_salt(caller.tenant)),
-            prefix_chunk_tokens=tokens * CHUNK_BYTES / max(1, len(asked.text)),
+            prefix=prefix_chain(parsed.text, tenant_salt(caller.tenant)),
+            prefix_chunk_tokens=tokens * CHUNK_BYTES / max(1, len(parsed.text)),
         )
 
-    def headers(self, turn: Grant, caller: Caller) -> dict[str, str]:
+    def headers(self, grant: Grant, caller: Caller) -> dict[str, str]:
         """What the runtime is told beside the request itself."""
         told = {
-            PRIORITY: str(turn.priority),
-            CLASS: turn.request.slo.name,
-            DISPATCH: f"{self._boot_id}:{turn.number}",
+            PRIORITY: str(grant.priority),
+            CLASS: grant.request.slo.name,
+            DISPATCH: f"{self._boot_id}:{grant.number}",
             WANT_USAGE: "1",
         }
         return told if caller.tenant is None else {**told, TENANT: caller.tenant}
 
-    def compared(self, comparisons: tuple[PredictionSample, ...]) -> None:
+    def add_prediction_errors(self, samples: tuple[PredictionSample, ...]) -> None:
         """Books what a first token said about predictions."""
-        for comparison in comparisons:
-            self.errors["shed" if comparison.shed else "admitted"].add(comparison.error)
+        for sample in samples:
+            self.errors["shed" if sample.shed else "admitted"].add(sample.error)
 
-    def ticket(self, request: Request, asked: ParsedRequest) -> RequestRecord:
+    def record(self, request: Request, parsed: ParsedRequest) -> RequestRecord:
         """The entry of an offered request."""
-        return RequestRecord(self.books.ledger(request.slo.name), request, asked.choices)
+        return RequestRecord(self.counters[request.slo.name], request, parsed.choices)
 
 
 class Pools:
@@ -179,7 +183,7 @@ class Pools:
 
     def __init__(self, boot_id: str, settings: Settings, upstream: Upstream) -> None:
         self.draining = False
-        self.unplaced = ClassCounters()
+        self.unclassified = ClassCounters()
         """Requests that ended before it was known for which pool and class they were."""
         self._boot_id = boot_id
         self._settings = settings
@@ -189,19 +193,19 @@ class Pools:
         self._first: tuple[ServedPool, ...] | None = None
         """The pools that were known at the start; None before it."""
         for pool in settings.pools:
-            self.obey(default_policy(pool))
+            self.apply_policy(default_policy(pool))
 
     def __iter__(self) -> Iterator[ServedPool]:
         return iter(self._pools.values())
 
-    def obey(self, policy: Policy) -> None:
+    def apply_policy(self, policy: Policy) -> None:
         """Takes a policy that came into force; one for a pool not seen before opens it."""
         known = self._pools.get(policy.pool.name)
         if known is not None:
-            known.obey(policy)
+            known.apply_policy(policy)
             return
         pool = self._pools[policy.pool.name] = ServedPool(policy, self._boot_id, self._settings, self._upstream)
-        pool.door.draining = self.draining
+        pool.admission.draining = self.draining
         if self._first is not None:
             pool.start()
 
@@ -223,21 +227,21 @@ class Pools:
         """The pool that serves `model`.
 
         Raises:
-            Refused: 404 when none does; 503 when that cannot be known yet, because some pool's replicas have not said
-            what they serve.
+            RequestFailed: 404 when none does; 503 when that cannot be known yet, because some pool's replicas have not
+            said what they serve.
         """
         models = self.models()
         if model in models:
             return models[model]
         if not self._pools or len(models) < len(self._pools):
             raise error_responses.not_now(ShedReason.NO_REPLICA, SHORTEST)
-        raise RequestRejected(error_responses.unknown_model(model, sorted(models)))
+        raise RequestFailed(error_responses.unknown_model(model, sorted(models)))
 
     def drain(self) -> None:
         """Nothing new comes in from now on."""
         self.draining = True
         for pool in self:
-            pool.door.draining = True
+            pool.admission.draining = True
 
     async def stop(self) -> None:
         """Ends every pool's tasks."""
@@ -249,5 +253,5 @@ class Pools:
         could be served."""
         if self.draining:
             return ReplicaState.DRAINING
-        looked = self._first is not None and all(pool.replicas.looked.is_set() for pool in self._first)
+        looked = self._first is not None and all(pool.replicas.probed.is_set() for pool in self._first)
         return ReplicaState.READY if looked else ReplicaState.STARTING

@@ -1,4 +1,4 @@
-"""One try at one replica: send the request, pass the answer on byte for byte, and tell the ticket what came when.
+"""One try at one replica: send the request, pass the answer on byte for byte, and tell the record what came when.
 
 Until `ClientRequest.started` nothing has reached the client, so a failure here may still be tried elsewhere: that is
 the pipeline's decision.
@@ -17,7 +17,7 @@ from headway_gateway.accounting import RequestRecord
 from headway_gateway.client_request import ClientRequest
 from headway_gateway.http_connection import UpstreamError, UpstreamFailure
 from headway_gateway.stream_relay import StreamRelay
-from headway_gateway.upstream import Place, Upstream, UpstreamResponse
+from headway_gateway.upstream import HostPort, Upstream, UpstreamResponse
 
 _DEAD = {502: UpstreamFailure.RESET, 503: UpstreamFailure.REFUSED, 504: UpstreamFailure.RESET}
 """Statuses of a replica that cannot serve at all, as opposed to one that failed at this request."""
@@ -28,12 +28,12 @@ class UpstreamAttempt:
     """One try: where it goes and who is told what. The members with defaults are what the answer said beside its
     bytes."""
 
-    place: Place
+    address: HostPort
     path: str
     body: bytes
     headers: Mapping[str, str]
-    exchange: ClientRequest
-    ticket: RequestRecord
+    client_request: ClientRequest
+    record: RequestRecord
     first_token: Callable[[], None]
     """Called when the first content of a stream has come."""
     heard: Callable[[str | None], None]
@@ -55,9 +55,9 @@ class Relay:
         """One try.
 
         Raises:
-            UpstreamError: the replica failed. If `exchange.started`, part of its answer is already out.
+            UpstreamError: the replica failed. If `client_request.started`, part of its answer is already out.
         """
-        async with await self.upstream.post(attempt.place, attempt.path, attempt.body, attempt.headers) as response:
+        async with await self.upstream.post(attempt.address, attempt.path, attempt.body, attempt.headers) as response:
             attempt.status = response.status
             attempt.heard(response.header(LOAD))
             attempt.prompt_tokens = _count(response.header(PROMPT_TOKENS))
@@ -69,36 +69,40 @@ class Relay:
                 await self._whole(response, attempt)
 
     async def _whole(self, response: UpstreamResponse, attempt: UpstreamAttempt) -> None:
-        exchange, ticket = attempt.exchange, attempt.ticket
+        client_request, record = attempt.client_request, attempt.record
         loop = asyncio.get_running_loop()
         body = await response.read_all()
         now = loop.time()
         if response.status >= 500:
-            ticket.outcome = "upstream_error"
+            record.outcome = "upstream_error"
         elif response.status == 429:
-            ticket.outcome, ticket.reason = "shed", ShedReason.QUEUE_FULL
+            record.outcome, record.reason = "shed", ShedReason.QUEUE_FULL
         elif response.status >= 400:
-            ticket.outcome = "client_error"
-        await exchange.start(response.status, [*response.passed_on(), (b"content-length", str(len(body)).encode())])
-        await exchange.finish(body)
+            record.outcome = "client_error"
+        await client_request.start(
+            response.status, [*response.passed_on(), (b"content-length", str(len(body)).encode())]
+        )
+        await client_request.finish(body)
         if response.status < 300:
             prompt, output = _usage(body)
             attempt.prompt_tokens = attempt.prompt_tokens or prompt
-            ticket.finished(now, False, prompt, output)
+            record.finished(now, False, prompt, output)
 
     async def _stream(self, response: UpstreamResponse, attempt: UpstreamAttempt) -> None:
-        exchange, ticket = attempt.exchange, attempt.ticket
-        passage = StreamRelay(exchange, ticket, response.status, response.passed_on(), attempt.first_token, self.hold)
+        client_request, record = attempt.client_request, attempt.record
+        stream = StreamRelay(
+            client_request, record, response.status, response.passed_on(), attempt.first_token, self.hold
+        )
         try:
-            rest = await response.pump(passage.piece, exchange.caught_up)
-            await passage.finish(rest)
+            rest = await response.pump(stream.piece, client_request.caught_up)
+            await stream.finish(rest)
         finally:
-            passage.close()
-        if passage.broken:
-            ticket.outcome = "upstream_error"
+            stream.close()
+        if stream.broken:
+            record.outcome = "upstream_error"
         else:
-            usage = passage.usage or {}
-            ticket.finished(asyncio.get_running_loop().time(), True, usage.get("prompt"), usage.get("completion"))
+            usage = stream.usage or {}
+            record.finished(asyncio.get_running_loop().time(), True, usage.get("prompt"), usage.get("completion"))
 
 
 def _count(text: str | None) -> int | None:

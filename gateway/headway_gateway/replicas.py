@@ -23,7 +23,7 @@ from headway_core.contract.reports import LoadHint, RuntimeReport
 from headway_core.errors import DocumentError
 
 from headway_gateway.http_connection import UpstreamError, UpstreamFailure
-from headway_gateway.upstream import Place, Upstream
+from headway_gateway.upstream import HostPort, Upstream
 
 log = logging.getLogger("headway.gateway.replicas")
 
@@ -66,7 +66,7 @@ class Replicas:
 
     def __init__(
         self,
-        door: PoolAdmission,
+        admission: PoolAdmission,
         upstream: Upstream,
         interval: float,
         changed: Callable[[], None],
@@ -74,9 +74,9 @@ class Replicas:
     ) -> None:
         self.model: str | None = None
         """The model that the replicas report."""
-        self.looked = asyncio.Event()
+        self.probed = asyncio.Event()
         """Every address known at first was asked once."""
-        self._door = door
+        self._admission = admission
         self._upstream = upstream
         self._interval = interval
         self._changed = changed
@@ -85,16 +85,16 @@ class Replicas:
         self._watched: dict[Address, _Watched] = {}
         self._again = asyncio.Event()
 
-    def look_for(self, endpoints: tuple[Endpoint, ...]) -> None:
+    def discover(self, endpoints: tuple[Endpoint, ...]) -> None:
         """Replaces what is looked for."""
         if endpoints != self._endpoints:
             self._endpoints = endpoints
             self._again.set()
 
-    def place(self, replica: str) -> Place | None:
+    def address_of(self, replica_id: str) -> HostPort | None:
         """Where that replica serves; None when it is gone."""
         for watched in self._watched.values():
-            if watched.replica == replica:
+            if watched.replica == replica_id:
                 return watched.address.host, watched.address.port
         return None
 
@@ -118,7 +118,7 @@ class Replicas:
             return
         with contextlib.suppress(DocumentError):
             hint: LoadHint = load_hint(text)
-            self._door.hint(replica, hint, asyncio.get_running_loop().time())
+            self._admission.hint(replica, hint, asyncio.get_running_loop().time())
             self._changed()
 
     def errors(self) -> Iterator[tuple[str, str]]:
@@ -161,7 +161,7 @@ class Replicas:
             watched = self._watched[address] = _Watched(address)
             watched.poller = asyncio.create_task(self._poll_forever(watched))
         if not self._watched:
-            self.looked.set()
+            self.probed.set()
         for watched in list(self._watched.values()):
             if watched.address in named or unsure:
                 watched.missing_since = None
@@ -179,7 +179,7 @@ class Replicas:
 
     def _lose(self, watched: _Watched) -> None:
         if watched.replica is not None:
-            self._door.remove(watched.replica)
+            self._admission.remove(watched.replica)
             self._gone(watched.replica)
             watched.replica = None
 
@@ -198,7 +198,7 @@ class Replicas:
                     log.exception("polling %s failed", watched.address.host)
                 watched.error = said
             if all(other.replica or other.refused or other.error for other in self._watched.values()):
-                self.looked.set()
+                self.probed.set()
             due = max(due + self._interval, loop.time() + self._interval / 4)
             await asyncio.sleep(due - loop.time())
 
@@ -207,7 +207,9 @@ class Replicas:
         begun = loop.time()
         try:
             status, body = await self._upstream.get(
-                (watched.address.host, watched.address.control_port), PATH_LOAD, patience=max(1.0, 2 * self._interval)
+                (watched.address.host, watched.address.control_port),
+                PATH_LOAD,
+                timeout_seconds=max(1.0, 2 * self._interval),
             )
             if status != 200:
                 raise DocumentError(f"its {PATH_LOAD} answers {status}")
@@ -236,7 +238,7 @@ class Replicas:
         self.model = report.model
         if name != report.replica:
             report = dataclasses.replace(report, replica=name)
-        self._door.report(report, now, round_trip)
+        self._admission.report(report, now, round_trip)
         self._changed()
 
     def _name(self, watched: _Watched, report: RuntimeReport) -> str:

@@ -105,20 +105,20 @@ async def drain(gateway: Gateway, now: asyncio.Event) -> None:
     place. `now` set: no more waiting.
     """
     pipeline, budget = gateway.pipeline, gateway.settings.drain_seconds
-    log.info("going away: %d requests are under way and have %g s", len(pipeline.open), budget)
+    log.info("going away: %d requests are under way and have %g s", len(pipeline.active), budget)
     gateway.pools.drain()
-    for exchange in pipeline.open:
-        exchange.closing = True
+    for client_request in pipeline.active:
+        client_request.closing = True
     for connection in list(gateway.connections):
         connection.finish()
     waits = [asyncio.ensure_future(event.wait()) for event in (pipeline.idle, now)]
     await asyncio.wait(waits, timeout=budget, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
-    if pipeline.open:
-        log.warning("the drain is over: %d requests end with an error", len(pipeline.open))
-    for exchange in list(pipeline.open):
-        exchange.stop(StopCause.DRAIN)
+    if pipeline.active:
+        log.warning("the drain is over: %d requests end with an error", len(pipeline.active))
+    for client_request in list(pipeline.active):
+        client_request.stop(StopCause.DRAIN)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LAST_SECONDS):
             await pipeline.idle.wait()

@@ -1,7 +1,7 @@
-"""A runtime's event stream, cut into whole records: what passes to the client, what is the gateway's own, and what is
+"""A runtime's event stream, cut into whole events: what passes to the client, what is the gateway's own, and what is
 content.
 
-Bytes in, bytes out, no I/O. Records pass unchanged and whole (so that an error can always follow one), except the
+Bytes in, bytes out, no I/O. Events pass unchanged and whole (so that an error can always follow one), except the
 comment that the gateway itself asked for.
 """
 
@@ -16,23 +16,23 @@ _MARK = USAGE_COMMENT.encode()
 _END = re.compile(rb"\r?\n\r?\n")
 _NEWLINE = ord("\n")
 _LONGEST_TAIL = 1 << 20
-"""A record longer than this is no record of ours: it passes as it comes."""
+"""A event longer than this is no event of ours: it passes as it comes."""
 
 
-class RecordStream:
+class EventStream:
     """Feed it reads; it gives back the bytes to relay."""
 
-    __slots__ = ("_tail", "events", "usage")
+    __slots__ = ("_tail", "data_events", "usage")
 
     def __init__(self) -> None:
         self.usage: dict[str, int] | None = None
         """The runtime's counts once they came by."""
-        self.events = 0
-        """How many of the records that the last call gave back have data, the end mark not counted."""
+        self.data_events = 0
+        """How many of the events that the last call gave back have data, the end mark not counted."""
         self._tail = b""
 
     def feed(self, data: bytes) -> bytes:
-        """The whole records in what has arrived; an unfinished one is kept for the next call."""
+        """The whole events in what has arrived; an unfinished one is kept for the next call."""
         if (
             not self._tail
             and data.find(b"\n") == len(data) - 2
@@ -40,10 +40,10 @@ class RecordStream:
             and data.startswith(b"data: {")
         ):
             # One event in a single line, as the tokens of an engine come one by one: there is nothing to find in it.
-            self.events = 1
+            self.data_events = 1
             return data
         passed = self._whole(data)
-        self.events = passed.count(b"data:{") + passed.count(b"data: {")
+        self.data_events = passed.count(b"data:{") + passed.count(b"data: {")
         return passed
 
     def _whole(self, data: bytes) -> bytes:
@@ -58,7 +58,7 @@ class RecordStream:
         return self._without_comment(data) if _MARK in data else data
 
     def rest(self) -> bytes:
-        """What came after the last whole record, when the stream has ended."""
+        """What came after the last whole event, when the stream has ended."""
         tail, self._tail = self._tail, b""
         return self._without_comment(tail) if _MARK in tail else tail
 
@@ -66,16 +66,16 @@ class RecordStream:
         kept: list[bytes] = []
         start = 0
         for match in _END.finditer(data):
-            kept.append(self._record(data[start : match.start()], match[0]))
+            kept.append(self._event(data[start : match.start()], match[0]))
             start = match.end()
         if start < len(data):
-            kept.append(self._record(data[start:], b""))
+            kept.append(self._event(data[start:], b""))
         return b"".join(kept)
 
-    def _record(self, record: bytes, end: bytes) -> bytes:
-        if not record.startswith(_MARK) and b"\n" + _MARK not in record:
-            return record + end
-        lines = record.split(b"\n")
+    def _event(self, event: bytes, end: bytes) -> bytes:
+        if not event.startswith(_MARK) and b"\n" + _MARK not in event:
+            return event + end
+        lines = event.split(b"\n")
         ours = [line for line in lines if line.startswith(_MARK)]
         self._read(ours[-1][len(_MARK) :])
         others = [line for line in lines if not line.startswith(_MARK)]
@@ -91,18 +91,18 @@ class RecordStream:
 
 
 def _last_end(data: bytes) -> int:
-    """Where the last whole record ends; 0 when there is none."""
+    """Where the last whole event ends; 0 when there is none."""
     cut = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
     return cut if cut >= 4 or data.startswith(b"\n\n") else 0
 
 
-def content_records(data: bytes) -> int:
-    """How many of these whole records carry content: text, a tool call, reasoning, or the reason why there is none."""
-    return sum([_has_content(record) for record in _END.split(data) if b"{" in record])
+def count_content_events(data: bytes) -> int:
+    """How many of these whole events carry content: text, a tool call, reasoning, or the reason why there is none."""
+    return sum([_has_content(event) for event in _END.split(data) if b"{" in event])
 
 
-def _has_content(record: bytes) -> bool:
-    payload = b"\n".join([line[5:] for line in record.splitlines() if line.startswith(b"data:")])
+def _has_content(event: bytes) -> bool:
+    payload = b"\n".join([line[5:] for line in event.splitlines() if line.startswith(b"data:")])
     try:
         event = json.loads(payload)
     except (ValueError, RecursionError):

@@ -71,7 +71,7 @@ class RecentWindow:
         }
 
     def _read(self) -> _Reading:
-        return {(pool.name, name): ledger.read() for pool in self._pools for name, ledger in pool.books.ledgers.items()}
+        return {(pool.name, name): counters.read() for pool in self._pools for name, counters in pool.counters.items()}
 
     def _first(self, key: tuple[str, str], now: float) -> tuple[ClassReport, float]:
         """The oldest reading within the window, and how long ago it was."""
@@ -86,13 +86,13 @@ class RecentWindow:
             key = (pool.name, slo.name)
             seen = _window(slo, read.get(key), *self._first(key, now))
             classes.append({"name": slo.name, **_promise(slo), **seen, "history": list(self._history.get(key, ()))})
-        fleet = pool.door.fleet
+        fleet = pool.admission.fleet
         reports = [(name, fleet.report(name)) for name in fleet]
         down = pool.replicas.unreachable()
         return {
             "name": pool.name,
             "model": pool.model,
-            "saturated": pool.door.saturated(now),
+            "saturated": pool.admission.saturated(now),
             "ready": pool.ready(now),
             "known": len(reports),
             "classes": classes,

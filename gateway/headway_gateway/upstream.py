@@ -41,7 +41,7 @@ _DROPPED = _CONNECTION_SCOPED | {name.encode() for name in INTERNAL_HEADERS} | {
 """Of a runtime's headers: what belongs to that connection, what the gateway's own server writes, and what is
 internal."""
 
-Place = tuple[str, int]
+HostPort = tuple[str, int]
 """IP address and port."""
 
 
@@ -100,25 +100,27 @@ class Upstream:
     """The connections to all replicas. Make it inside a running event loop; `close` it at the end."""
 
     def __init__(self) -> None:
-        self._idle: dict[Place, list[HttpConnection]] = {}
+        self._idle: dict[HostPort, list[HttpConnection]] = {}
         self._all: set[HttpConnection] = set()
 
-    async def post(self, place: Place, path: str, body: bytes, headers: Mapping[str, str]) -> UpstreamResponse:
+    async def post(self, address: HostPort, path: str, body: bytes, headers: Mapping[str, str]) -> UpstreamResponse:
         """Sends the request and waits for the head of the answer. Raises UpstreamError: there was none."""
         lines = [
             f"POST {path} HTTP/1.1",
-            f"host: {_authority(place)}",
+            f"host: {_authority(address)}",
             *(f"{name}: {value}" for name, value in headers.items()),
         ]
         head = "\r\n".join([*lines, f"content-length: {len(body)}", "\r\n"]).encode("latin-1")
-        return await self._exchange(place, (head, body))
+        return await self._send(address, (head, body))
 
-    async def get(self, place: Place, path: str, patience: float) -> tuple[int, bytes]:
-        """A small document from a control port: status and body. Raises UpstreamError; TimeoutError after `patience`
-        seconds."""
-        async with asyncio.timeout(patience):
-            request = f"GET {path} HTTP/1.1\r\nhost: {_authority(place)}\r\naccept-encoding: identity\r\n\r\n".encode()
-            async with await self._exchange(place, (request,)) as response:
+    async def get(self, address: HostPort, path: str, timeout_seconds: float) -> tuple[int, bytes]:
+        """A small document from a control port: status and body. Raises UpstreamError; TimeoutError after
+        `timeout_seconds`."""
+        async with asyncio.timeout(timeout_seconds):
+            request = (
+                f"GET {path} HTTP/1.1\r\nhost: {_authority(address)}\r\naccept-encoding: identity\r\n\r\n".encode()
+            )
+            async with await self._send(address, (request,)) as response:
                 return response.status, await response.read_all()
 
     async def close(self) -> None:
@@ -129,37 +131,39 @@ class Upstream:
         # The transports close in the next step of the loop.
         await asyncio.sleep(0)
 
-    async def _exchange(self, place: Place, data: tuple[bytes, ...]) -> UpstreamResponse:
-        connection = self._take(place) or await self._connect(place)
+    async def _send(self, address: HostPort, data: tuple[bytes, ...]) -> UpstreamResponse:
+        connection = self._take(address) or await self._connect(address)
         try:
             await connection.request(data)
         except BaseException as error:
             connection.close()
             if isinstance(error, UpstreamError) and error.failure is UpstreamFailure.STALE:
                 # The others that are kept are as old: the next try is to have a new one.
-                for idle in self._idle.pop(place, ()):
+                for idle in self._idle.pop(address, ()):
                     idle.close()
             raise
-        return UpstreamResponse(connection, lambda: self._give_back(place, connection))
+        return UpstreamResponse(connection, lambda: self._give_back(address, connection))
 
-    async def _connect(self, place: Place) -> HttpConnection:
+    async def _connect(self, address: HostPort) -> HttpConnection:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: HttpConnection(self._lost), *place
+                    lambda: HttpConnection(self._lost), *address
                 )
         except TimeoutError as error:
             raise UpstreamError(
-                UpstreamFailure.CONNECT, f"{_authority(place)} took no connection within {CONNECT_TIMEOUT:g} s"
+                UpstreamFailure.CONNECT, f"{_authority(address)} took no connection within {CONNECT_TIMEOUT:g} s"
             ) from error
         except OSError as error:
-            raise UpstreamError(UpstreamFailure.CONNECT, f"{_authority(place)} takes no connection: {error}") from error
+            raise UpstreamError(
+                UpstreamFailure.CONNECT, f"{_authority(address)} takes no connection: {error}"
+            ) from error
         self._all.add(connection)
         return connection
 
-    def _take(self, place: Place) -> HttpConnection | None:
+    def _take(self, address: HostPort) -> HttpConnection | None:
         """The idle connection that was used last: the least likely to have been closed meanwhile."""
-        idle = self._idle.get(place)
+        idle = self._idle.get(address)
         if not idle:
             return None
         connection = idle.pop()
@@ -167,20 +171,20 @@ class Upstream:
             connection.idle_timer.cancel()
         return connection
 
-    def _give_back(self, place: Place, connection: HttpConnection) -> None:
+    def _give_back(self, address: HostPort, connection: HttpConnection) -> None:
         if connection.done():
             connection.idle_timer = asyncio.get_running_loop().call_later(POOL_IDLE, connection.close)
-            self._idle.setdefault(place, []).append(connection)
+            self._idle.setdefault(address, []).append(connection)
 
     def _lost(self, connection: HttpConnection) -> None:
         self._all.discard(connection)
         if connection.idle_timer is not None:
             connection.idle_timer.cancel()
-        for place, idle in list(self._idle.items()):
+        for address, idle in list(self._idle.items()):
             if connection in idle:
                 idle.remove(connection)
             if not idle:
-                del self._idle[place]
+                del self._idle[address]
 
 
 def forwarded(headers: Iterable[Header], request_id: bytes, extra: Mapping[str, str]) -> dict[str, str]:
@@ -191,6 +195,6 @@ def forwarded(headers: Iterable[Header], request_id: bytes, extra: Mapping[str, 
     return {**kept, "accept-encoding": "identity", REQUEST_ID: request_id.decode("latin-1"), **extra}
 
 
-def _authority(place: Place) -> str:
-    host, port = place
+def _authority(address: HostPort) -> str:
+    host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -150,8 +150,8 @@ class StubRuntime:
         await self._connection(reader, writer, self._answer)
 
     async def _connection(self, reader, writer, handler):
-        entry = (asyncio.current_task(), writer)
-        self._connections.add(entry)
+        record = (asyncio.current_task(), writer)
+        self._connections.add(record)
         self.sockets += 1
         try:
             while (request := await _read(reader)) is not None:
@@ -176,7 +176,7 @@ class StubRuntime:
             pass
         finally:
             self.sockets -= 1
-            self._connections.discard(entry)
+            self._connections.discard(record)
             writer.close()
 
     async def _answer(self, request, write):
@@ -366,7 +366,7 @@ class Client:
         return Reply(status, headers, body)
 
 
-class House:
+class RunningGateway:
     """A running gateway and how to talk to it."""
 
     def __init__(self, gateway, port, control_port):
@@ -389,8 +389,8 @@ class House:
     async def control(self, path):
         return await self.ask(b"", path, (), "GET", self.control_port)
 
-    def ledger(self, name="default", pool="p"):
-        return next(known for known in self.gateway.pools if known.name == pool).books.ledger(name)
+    def counters(self, name="default", pool="p"):
+        return next(known for known in self.gateway.pools if known.name == pool).counters[name]
 
     @property
     def pool(self):
@@ -398,17 +398,18 @@ class House:
 
     async def settled(self):
         """Nothing runs, nothing waits, and every offered request has exactly one outcome."""
-        ledgers = [ledger for pool in self.gateway.pools for ledger in pool.books.ledgers.values()]
-        await until(lambda: not self.gateway.pipeline.open, "requests are still open")
+        classes = [counters for pool in self.gateway.pools for counters in pool.counters.values()]
+        await until(lambda: not self.gateway.pipeline.active, "requests are still open")
         await until(
-            lambda: all(ledger.in_flight == ledger.queued == 0 for ledger in ledgers), "gauges did not return to zero"
+            lambda: all(counters.in_flight == counters.queued == 0 for counters in classes),
+            "gauges did not return to zero",
         )
-        for ledger in ledgers:
-            assert ledger.offered == sum(ledger.outcomes.values())
+        for counters in classes:
+            assert counters.offered == sum(counters.outcomes.values())
         for pool in self.gateway.pools:
-            fleet = pool.door.fleet
+            fleet = pool.admission.fleet
             assert {replica: fleet.in_flight(replica) for replica in fleet} == dict.fromkeys(fleet, 0)
-            assert len(pool.door.queue) == 0
+            assert len(pool.admission.queue) == 0
 
 
 async def until(condition, message="it did not happen", seconds=10.0):
@@ -419,8 +420,8 @@ async def until(condition, message="it did not happen", seconds=10.0):
 
 
 @pytest.fixture
-async def house():
-    """`await house(stub, ..., **settings)`: a gateway with one pool "p" of these stubs, once it knows them."""
+async def start_gateway():
+    """`await start_gateway(stub, ..., **settings)`: a gateway with one pool "p" of these stubs, once it knows them."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def build(*stubs, ready=True, pools=None, **settings):
@@ -436,7 +437,7 @@ async def house():
                 "poll_interval": 0.1,
                 "pools": pools,
             } | settings
-            built = House(*await stack.enter_async_context(listening(Settings(**settings))))
+            built = RunningGateway(*await stack.enter_async_context(listening(Settings(**settings))))
             if ready:
                 await until(
                     lambda: (

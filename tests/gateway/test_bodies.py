@@ -44,9 +44,9 @@ def test_gateway_runtime_and_chart_have_one_limit(tmp_path):
         assert runtime_settings.from_arguments([*runtime, *flag]).max_body_bytes == limit
 
 
-async def test_bodies_up_to_the_limit_pass_at_any_transfer_coding(house, stub_runtime):
+async def test_bodies_up_to_the_limit_pass_at_any_transfer_coding(start_gateway, stub_runtime):
     stub = stub_runtime()
-    gateway = await house(stub, max_body_bytes=LIMIT)
+    gateway = await start_gateway(stub, max_body_bytes=LIMIT)
     for size in (60_000, 65_536, 65_537, 130_000, 1_000_000, LIMIT):
         body = body_of(size)
         for pieces in (None, 64, 64 * 1024):
@@ -61,10 +61,12 @@ async def test_bodies_up_to_the_limit_pass_at_any_transfer_coding(house, stub_ru
 
 @pytest.mark.parametrize("pieces", [1, 100, 10_000])
 @pytest.mark.parametrize("coding", ["content-length", "chunked"])
-async def test_the_offer_of_another_protocol_is_passed_over_and_the_body_is_read(house, stub_runtime, coding, pieces):
+async def test_the_offer_of_another_protocol_is_passed_over_and_the_body_is_read(
+    start_gateway, stub_runtime, coding, pieces
+):
     """Some clients offer HTTP/2 in each request; they go on in HTTP/1.1 when the answer does."""
     stub = stub_runtime()
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     body = body_of(300)
     framing = f"content-length: {len(body)}" if coding == "content-length" else "transfer-encoding: chunked"
     offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQCAAAAAAIAAAAA"
@@ -82,9 +84,9 @@ async def test_the_offer_of_another_protocol_is_passed_over_and_the_body_is_read
 
 
 @pytest.mark.parametrize("how", ["content-length", "chunked", "chunked finely", "endless"])
-async def test_one_byte_too_many_is_413_and_the_rest_is_not_read(house, stub_runtime, how):
+async def test_one_byte_too_many_is_413_and_the_rest_is_not_read(start_gateway, stub_runtime, how):
     stub = stub_runtime()
-    gateway = await house(stub, max_body_bytes=LIMIT)
+    gateway = await start_gateway(stub, max_body_bytes=LIMIT)
     body = body_of(LIMIT + 1)
     async with gateway.client() as client:
         if how == "content-length":
@@ -101,12 +103,12 @@ async def test_one_byte_too_many_is_413_and_the_rest_is_not_read(house, stub_run
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.wait_for(client.reader.read(), 10) == b""
     assert stub.requests == []
-    assert gateway.gateway.pools.unplaced.outcomes["client_error"] == 1
+    assert gateway.gateway.pools.unclassified.outcomes["client_error"] == 1
     await gateway.settled()
 
 
-async def test_a_client_that_asks_before_sending_is_told_to_go_on_or_not_to(house, stub_runtime):
-    gateway = await house(stub_runtime(), max_body_bytes=1000)
+async def test_a_client_that_asks_before_sending_is_told_to_go_on_or_not_to(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime(), max_body_bytes=1000)
     async with gateway.client() as client:
         client.send(b"", headers=[("expect", "100-continue")], length=500)
         assert (await client.head())[0] == 100
@@ -117,9 +119,9 @@ async def test_a_client_that_asks_before_sending_is_told_to_go_on_or_not_to(hous
         assert (await client.head())[0] == 413
 
 
-async def test_a_slow_upload_is_408_and_takes_no_place(house, stub_runtime):
+async def test_a_slow_upload_is_408_and_takes_no_place(start_gateway, stub_runtime):
     stub = stub_runtime(slots=1)
-    gateway = await house(stub, body_timeout=0.4, max_queue_requests=1)
+    gateway = await start_gateway(stub, body_timeout=0.4, max_queue_requests=1)
     silent, crawling = gateway.client(), gateway.client()
     async with silent, crawling:
         for client in (silent, crawling):
@@ -131,7 +133,7 @@ async def test_a_slow_upload_is_408_and_takes_no_place(house, stub_runtime):
                 await asyncio.sleep(0.05)
 
         crawler = asyncio.ensure_future(crawl())
-        assert gateway.ledger().offered == 0
+        assert gateway.counters().offered == 0
         assert (await gateway.ask(max_tokens=1)).status == 200
         begun = time.monotonic()
         for client in (silent, crawling):
@@ -140,22 +142,22 @@ async def test_a_slow_upload_is_408_and_takes_no_place(house, stub_runtime):
         assert time.monotonic() - begun < 4
         crawler.cancel()
     await gateway.settled()
-    assert gateway.gateway.pools.unplaced.outcomes["client_error"] == 2
+    assert gateway.gateway.pools.unclassified.outcomes["client_error"] == 2
 
 
-async def test_an_upload_that_breaks_off_leaves_nothing_behind(house, stub_runtime, until):
+async def test_an_upload_that_breaks_off_leaves_nothing_behind(start_gateway, stub_runtime, until):
     stub = stub_runtime()
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     async with gateway.client() as client:
         client.send(body_of(300)[:200], length=300)
         client.writer.write_eof()
-        await until(lambda: gateway.gateway.pools.unplaced.outcomes["client_closed"] == 1)
+        await until(lambda: gateway.gateway.pools.unclassified.outcomes["client_closed"] == 1)
     await gateway.settled()
     assert stub.requests == []
 
 
-async def test_a_slow_upload_does_not_count_as_waiting_for_the_first_token(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_a_slow_upload_does_not_count_as_waiting_for_the_first_token(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     body = json.dumps({"model": "m", "prompt": "x", "stream": True}).encode()
     async with gateway.client() as client:
         client.send(body[:10], length=len(body))
@@ -163,13 +165,13 @@ async def test_a_slow_upload_does_not_count_as_waiting_for_the_first_token(house
         client.writer.write(body[10:])
         assert (await client.reply()).status == 200
     await gateway.settled()
-    assert gateway.ledger().ttft.sum < 0.5
+    assert gateway.counters().ttft.sum < 0.5
 
 
-async def test_everybody_else_is_answered_while_a_large_body_is_read(house, stub_runtime):
+async def test_everybody_else_is_answered_while_a_large_body_is_read(start_gateway, stub_runtime):
     """No answer may wait for the reading of a body: the slowest are measured against the time that the body itself
     took."""
-    gateway = await house(stub_runtime(), max_body_bytes=LIMIT, rule="open")
+    gateway = await start_gateway(stub_runtime(), max_body_bytes=LIMIT, rule="open")
     head = b'{"model":"m","prompt":"x","max_tokens":1,"unused":['
     body = head + b",".join([b"1.5"] * ((LIMIT - len(head) - 2) // 4)) + b"]}"
     took, statuses, waits = [], [], []

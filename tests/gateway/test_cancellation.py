@@ -24,13 +24,13 @@ PHASES = {
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("phase", PHASES)
 async def test_work_stops_within_a_second_of_the_client_leaving(
-    house, stub_runtime, until, tmp_path, phase, stream, how
+    start_gateway, stub_runtime, until, tmp_path, phase, stream, how
 ):
     keys = tmp_path / "keys"
     keys.write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
     # A runtime that claims more slots than it has is sent requests that then wait there.
     stub = stub_runtime(slots=1, completion_rate=0.01, claims=50 if phase == "queued in the engine" else None)
-    gateway = await house(stub, keys=keys, rule="open")
+    gateway = await start_gateway(stub, keys=keys, rule="open")
     before, script = PHASES[phase]
     auth = [("authorization", f"Bearer {KEY}")]
     async with open_clients(gateway, before + 1) as clients:
@@ -43,24 +43,26 @@ async def test_work_stops_within_a_second_of_the_client_leaving(
                 await until(lambda seq=seq: stub.seq > seq + 1)
         last = clients[-1]
         last.send({"model": "m", "prompt": "y", "stream": stream, "stub": script}, headers=auth)
-        await until(lambda: gateway.ledger().in_flight == before + 1)
+        await until(lambda: gateway.counters().in_flight == before + 1)
         await asyncio.sleep(0.3)
         reached = 1 if phase == "queued at the gateway" else before + 1
         assert len(stub.requests) == stub.open == reached
-        assert gateway.ledger().queued == (phase == "queued at the gateway")
+        assert gateway.counters().queued == (phase == "queued at the gateway")
         last.close(reset=how == "reset")
         left = time.monotonic()
-        await until(lambda: gateway.ledger().in_flight == before and stub.open == before)
+        await until(lambda: gateway.counters().in_flight == before and stub.open == before)
         assert time.monotonic() - left < 1.0
-        assert gateway.ledger().outcomes["client_closed"] == 1
+        assert gateway.counters().outcomes["client_closed"] == 1
         assert stub.cancelled == (phase != "queued at the gateway")
     await gateway.settled()
     assert stub.open == 0
 
 
-async def test_a_client_that_leaves_with_several_requests_on_one_connection_stops_them_all(house, stub_runtime, until):
+async def test_a_client_that_leaves_with_several_requests_on_one_connection_stops_them_all(
+    start_gateway, stub_runtime, until
+):
     stub = stub_runtime()
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     async with gateway.client() as client:
         for number in range(3):
             client.send({"model": "m", "prompt": str(number), "stub": {"first": 60.0}})
@@ -76,10 +78,10 @@ async def test_a_client_that_leaves_with_several_requests_on_one_connection_stop
 @pytest.mark.parametrize("how", ["fin", "reset"])
 @pytest.mark.parametrize("size", [10, 300_000])
 async def test_a_pipelined_request_that_waits_for_its_turn_is_given_up_with_its_client(
-    house, stub_runtime, until, size, how
+    start_gateway, stub_runtime, until, size, how
 ):
     stub = stub_runtime(slots=1, completion_rate=0.01)
-    gateway = await house(stub, rule="open")
+    gateway = await start_gateway(stub, rule="open")
     async with gateway.client() as client, gateway.client() as other:
         client.send({"model": "m", "prompt": "first", "max_tokens": 1, "stub": {"first": 0.4}})
         client.send({"model": "m", "prompt": "s" * size})
@@ -87,18 +89,18 @@ async def test_a_pipelined_request_that_waits_for_its_turn_is_given_up_with_its_
         await until(lambda: stub.running == 1)
         # It stands before the second one: its client asked while the first was being answered.
         other.send({"model": "m", "prompt": "other", "stub": {"first": 60.0}})
-        await until(lambda: gateway.ledger().queued == 1)
+        await until(lambda: gateway.counters().queued == 1)
         assert (await client.reply()).status == 200
-        await until(lambda: stub.running == 1 and gateway.ledger().queued == 1 and gateway.ledger().offered == 3)
+        await until(lambda: stub.running == 1 and gateway.counters().queued == 1 and gateway.counters().offered == 3)
         client.close(reset=how == "reset")
         left = time.monotonic()
-        await until(lambda: gateway.ledger().queued == 0)
+        await until(lambda: gateway.counters().queued == 0)
         assert time.monotonic() - left < 1.0
-        ledger = gateway.ledger()
-        assert (ledger.outcomes["ok"], ledger.outcomes["client_closed"], ledger.in_flight) == (1, 1, 1)
+        counters = gateway.counters()
+        assert (counters.outcomes["ok"], counters.outcomes["client_closed"], counters.in_flight) == (1, 1, 1)
     await gateway.settled()
     # The third was never begun, and so never offered.
-    assert gateway.ledger().offered == 3 and len(stub.requests) == 2
+    assert gateway.counters().offered == 3 and len(stub.requests) == 2
 
 
 @contextlib.asynccontextmanager
@@ -107,22 +109,22 @@ async def open_clients(gateway, count):
         yield [await stack.enter_async_context(gateway.client()) for _ in range(count)]
 
 
-async def test_a_client_that_leaves_while_a_retry_is_on_its_way_is_booked_once(house, stub_runtime, until):
+async def test_a_client_that_leaves_while_a_retry_is_on_its_way_is_booked_once(start_gateway, stub_runtime, until):
     async def dies(request, write):
         return "close"
 
     broken, good = stub_runtime("a", script=dies), stub_runtime("b")
-    gateway = await house(broken, good)
+    gateway = await start_gateway(broken, good)
     for _ in range(8):
         async with gateway.client() as client:
             client.send({"model": "m", "prompt": "x", "stream": True, "stub": {"first": 60.0}})
             await until(lambda: good.open == 1)
         await gateway.settled()
-    ledger = gateway.ledger()
-    assert ledger.offered == ledger.outcomes["client_closed"] == 8 and good.cancelled == 8
+    counters = gateway.counters()
+    assert counters.offered == counters.outcomes["client_closed"] == 8 and good.cancelled == 8
 
 
-async def test_a_client_that_reads_nothing_is_cut_off_and_holds_up_nobody(house, stub_runtime, wire, until):
+async def test_a_client_that_reads_nothing_is_cut_off_and_holds_up_nobody(start_gateway, stub_runtime, wire, until):
     flood = wire.record({"choices": [{"index": 0, "text": "x" * 50_000}]})
     sent = 0
 
@@ -136,17 +138,17 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_holds_up_nobody(house,
         wire.end(write)
 
     slow = stub_runtime("a", script=script)
-    gateway = await house(slow, stall_timeout=2.0)
+    gateway = await start_gateway(slow, stall_timeout=2.0)
     async with gateway.client() as client:
         client.send({"model": "m", "prompt": "x", "stream": True})
         await client.head()
         # Reading stops here. The kernel takes some megabytes; beyond that the gateway must wait, and then give up.
         client.reader._transport.pause_reading()
-        await until(lambda: any(exchange.sending_since for exchange in gateway.gateway.pipeline.open))
+        await until(lambda: any(exchange.sending_since for exchange in gateway.gateway.pipeline.active))
         begun = time.monotonic()
         slow.script = None
         assert (await gateway.ask(max_tokens=2)).status == 200
         assert time.monotonic() - begun < 1.0
-        await until(lambda: gateway.ledger().outcomes["client_closed"] == 1)
+        await until(lambda: gateway.counters().outcomes["client_closed"] == 1)
         await until(lambda: slow.open == 0)
     await gateway.settled()

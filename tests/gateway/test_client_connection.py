@@ -35,9 +35,9 @@ async def again_and_again(client, piece, times, pause=0.0):
 
 
 @pytest.mark.parametrize("piece", [b"a: b\r\n" * 2_000, b"a" * 12_000], ids=["many", "long"])
-async def test_trailers_without_end_are_cut_off(house, stub_runtime, piece):
+async def test_trailers_without_end_are_cut_off(start_gateway, stub_runtime, piece):
     stub = stub_runtime()
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     async with gateway.client() as client:
         client.writer.write(CHUNKED + b"x: ")
         with pytest.raises(ConnectionError):
@@ -47,16 +47,16 @@ async def test_trailers_without_end_are_cut_off(house, stub_runtime, piece):
     assert len(stub.requests) == 1
 
 
-async def test_a_trailer_is_no_header(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_a_trailer_is_no_header(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     async with gateway.client() as client:
         client.writer.write(CHUNKED + b"x-request-id: from-the-trailer\r\n\r\n")
         reply = await client.reply()
     assert reply.status == 200 and reply.header("x-request-id").startswith("req-")
 
 
-async def test_the_rest_of_a_body_that_nobody_waits_for_keeps_no_connection_open(house, stub_runtime):
-    gateway = await house(stub_runtime(), keep_alive=0.3)
+async def test_the_rest_of_a_body_that_nobody_waits_for_keeps_no_connection_open(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime(), keep_alive=0.3)
     for port in (gateway.port, gateway.control_port):
         async with gateway.client() as client:
             client.close()
@@ -67,8 +67,8 @@ async def test_the_rest_of_a_body_that_nobody_waits_for_keeps_no_connection_open
                 await again_and_again(client, b"a", 200, pause=0.05)
 
 
-async def test_requests_that_wait_on_one_connection_are_bounded(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_requests_that_wait_on_one_connection_are_bounded(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     most = 0
 
     async def watch():
@@ -92,8 +92,8 @@ async def test_requests_that_wait_on_one_connection_are_bounded(house, stub_runt
     assert (await gateway.get("/health")).status == 200
 
 
-async def test_a_client_that_takes_none_of_its_answers_is_reset(house, stub_runtime, until):
-    gateway = await house(stub_runtime(), stall_timeout=0.2)
+async def test_a_client_that_takes_none_of_its_answers_is_reset(start_gateway, stub_runtime, until):
+    gateway = await start_gateway(stub_runtime(), stall_timeout=0.2)
     async with gateway.client() as client:
         client.writer.transport.pause_reading()
         question = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 100
@@ -105,9 +105,9 @@ async def test_a_client_that_takes_none_of_its_answers_is_reset(house, stub_runt
 
 
 @pytest.mark.parametrize("raw", [*NO_HEAD.values(), *NO_BODY.values()], ids=[*NO_HEAD, *NO_BODY])
-async def test_what_is_no_http_is_refused_like_everything_else(house, stub_runtime, raw):
+async def test_what_is_no_http_is_refused_like_everything_else(start_gateway, stub_runtime, raw):
     stub = stub_runtime()
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     async with gateway.client() as neighbour, gateway.client() as client:
         neighbour.send({"model": "m", "prompt": "x", "stream": True, "stub": {"tokens": 20, "gap": 0.02}})
         await neighbour.head()
@@ -128,28 +128,28 @@ async def test_what_is_no_http_is_refused_like_everything_else(house, stub_runti
         assert (await neighbour.chunks()).endswith(b"data: [DONE]\n\n")
     await gateway.settled()
     assert len(stub.requests) == 1
-    unplaced = gateway.gateway.pools.unplaced
+    unclassified = gateway.gateway.pools.unclassified
     # Without a head there was no request; with one, it ended by its client's doing, once.
     assert (
-        unplaced.offered
-        == sum(unplaced.outcomes.values())
-        == unplaced.outcomes["client_closed"]
+        unclassified.offered
+        == sum(unclassified.outcomes.values())
+        == unclassified.outcomes["client_closed"]
         == (raw in NO_BODY.values())
     )
 
 
-async def test_what_is_no_http_behind_a_request_is_not_taken_for_its_answer(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_what_is_no_http_behind_a_request_is_not_taken_for_its_answer(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     async with gateway.client() as client:
         client.send({"model": "m", "prompt": "x", "stream": True, "stub": {"first": 5.0}})
         client.writer.write(NO_HEAD["no HTTP"])
         assert await asyncio.wait_for(client.reader.read(), 30) == b""
     await gateway.settled()
-    assert gateway.ledger().outcomes["client_closed"] == 1
+    assert gateway.counters().outcomes["client_closed"] == 1
 
 
-async def test_headers_without_end_are_refused_with_a_reason(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_headers_without_end_are_refused_with_a_reason(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     async with gateway.client() as client:
         client.writer.write(POST + b"x-long: ")
         # In pieces, each read before the next comes: closing on unread bytes would reset the connection.

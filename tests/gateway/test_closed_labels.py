@@ -62,9 +62,9 @@ async def strangers(gateway, stub, count, rng):
         stub.requests.clear()
 
 
-async def test_twenty_thousand_strangers_make_no_series_and_cost_no_memory(house, stub_runtime):
+async def test_twenty_thousand_strangers_make_no_series_and_cost_no_memory(start_gateway, stub_runtime):
     stub = stub_runtime()
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     rng = random.Random(1)
     await strangers(gateway, stub, 3_200, rng)
     gc.collect()
@@ -81,12 +81,12 @@ async def test_twenty_thousand_strangers_make_no_series_and_cost_no_memory(house
     await strangers(gateway, stub, CONNECTIONS * BATCH, rng)
     assert took < time.perf_counter() - begun, "a scrape costs as much as these many requests"
     await gateway.settled()
-    assert gateway.ledger().offered + gateway.gateway.pools.unplaced.offered > 16_000
+    assert gateway.counters().offered + gateway.gateway.pools.unclassified.offered > 16_000
 
 
-async def test_two_hundred_replicas_come_and_go_and_leave_nothing(house, stub_runtime, until):
+async def test_two_hundred_replicas_come_and_go_and_leave_nothing(start_gateway, stub_runtime, until):
     stub = stub_runtime()
-    gateway = await house(stub, poll_interval=0.01)
+    gateway = await start_gateway(stub, poll_interval=0.01)
     before = await gateway.control("/metrics")
     for life in range(200):
         stub.name = f"stub-{life}"
@@ -97,7 +97,7 @@ async def test_two_hundred_replicas_come_and_go_and_leave_nothing(house, stub_ru
     assert (await gateway.ask(max_tokens=1)).status == 200
     await gateway.settled()
     assert series((await gateway.control("/metrics")).body) == series(before.body)
-    assert len(gateway.pool.door.fleet) == 1
+    assert len(gateway.pool.admission.fleet) == 1
     for path in ("/load", "/policy"):
         assert b"stub-7" not in (await gateway.control(path)).body
     status = (await gateway.get("/status.json")).json()

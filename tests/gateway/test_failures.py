@@ -37,12 +37,12 @@ def test_one_that_comes_and_goes_is_one_trouble_and_one_that_leaves_says_so(capl
     ]
 
 
-async def test_requests_that_fail_on_a_replica_fill_no_log(house, stub_runtime, caplog):
+async def test_requests_that_fail_on_a_replica_fill_no_log(start_gateway, stub_runtime, caplog):
     async def breaks(request, write):
         return "close"
 
     a, b = stub_runtime("a", script=breaks), stub_runtime("b", script=breaks)
-    gateway = await house(a, b)
+    gateway = await start_gateway(a, b)
     caplog.set_level(logging.INFO)
     for _ in range(20):
         assert (await gateway.ask()).status in (502, 503)

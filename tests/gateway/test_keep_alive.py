@@ -77,7 +77,9 @@ class HastyServer:
         await send({"type": "http.response.body", "body": body})
 
 
-async def test_no_request_fails_where_the_replica_closes_just_as_it_is_sent(house, stub_runtime, until, monkeypatch):
+async def test_no_request_fails_where_the_replica_closes_just_as_it_is_sent(
+    start_gateway, stub_runtime, until, monkeypatch
+):
     """The gateway would keep its connections for longer here, so it is always the replica that closes them."""
     monkeypatch.setattr(upstream, "POOL_IDLE", 60.0)
     hasty, stubs, pools = [HastyServer() for _ in range(LANES)], [], []
@@ -88,7 +90,7 @@ async def test_no_request_fails_where_the_replica_closes_just_as_it_is_sent(hous
         stub.port = server.port  # Its reports are the stub's, its answers the hasty server's.
         pools.append(Pool(f"p{number}", (stub.endpoint,), f"m{number}"))
     try:
-        gateway = await house(ready=False, pools=tuple(pools))
+        gateway = await start_gateway(ready=False, pools=tuple(pools))
         await until(lambda: all(pool.ready(asyncio.get_running_loop().time()) for pool in gateway.gateway.pools))
 
         async def lane(number):
@@ -157,20 +159,20 @@ def announced(data):
     return len(head) + 4 + int(length.split(b":")[1])
 
 
-async def test_a_request_that_meets_the_closing_of_its_connection_was_not_begun(house, stub_runtime):
+async def test_a_request_that_meets_the_closing_of_its_connection_was_not_begun(start_gateway, stub_runtime):
     """Then a client may ask again on a new one, and each is answered and booked once."""
-    gateway = await house(stub_runtime(), keep_alive=IDLE)
+    gateway = await start_gateway(stub_runtime(), keep_alive=IDLE)
     closed = await asyncio.gather(
         *(asyncio.to_thread(ask_again_and_again, gateway.port, pauses()) for _ in range(LANES))
     )
     await gateway.settled()
     assert 0.05 * TRIES * LANES < sum(closed) < 0.95 * TRIES * LANES, "the edge is to be met from both sides"
-    assert gateway.ledger().offered == gateway.ledger().outcomes["ok"] == TRIES * LANES
-    assert gateway.gateway.pools.unplaced.offered == 0
+    assert gateway.counters().offered == gateway.counters().outcomes["ok"] == TRIES * LANES
+    assert gateway.gateway.pools.unclassified.offered == 0
 
 
-async def test_a_slow_upload_on_a_kept_connection_is_no_idle_time(house, stub_runtime):
-    gateway = await house(stub_runtime(), keep_alive=0.1)
+async def test_a_slow_upload_on_a_kept_connection_is_no_idle_time(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime(), keep_alive=0.1)
     body = json.dumps({"model": "m", "prompt": "x", "max_tokens": 1}).encode()
     async with gateway.client() as client:
         for _ in range(2):

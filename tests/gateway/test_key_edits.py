@@ -33,14 +33,14 @@ class Edits:
 
 
 async def test_keys_change_under_load_and_only_removed_ones_are_turned_away(
-    house, stub_runtime, tmp_path, until, monkeypatch, caplog
+    start_gateway, stub_runtime, tmp_path, until, monkeypatch, caplog
 ):
     monkeypatch.setattr(key_watcher, "READ_SECONDS", 0.05)
     caplog.set_level(logging.INFO)
     path = tmp_path / "keys"
     path.write_text("".join(map(line, range(KEYS))))
     stub = stub_runtime()
-    gateway = await house(stub, keys=path)
+    gateway = await start_gateway(stub, keys=path)
     ring = gateway.gateway.keys
     edits = Edits(path)
     answered, stop = {200: 0}, asyncio.Event()

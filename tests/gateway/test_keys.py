@@ -96,11 +96,13 @@ def policy(tmp_path):
     return write
 
 
-async def test_keys_choose_tenant_and_class_and_strangers_stay_out(house, stub_runtime, tmp_path, policy, until):
+async def test_keys_choose_tenant_and_class_and_strangers_stay_out(
+    start_gateway, stub_runtime, tmp_path, policy, until
+):
     keys = tmp_path / "keys"
     keys.write_text(FILE)
     stub = await stub_runtime().start()
-    gateway = await house(stub, pools=(), policy=policy(stub.endpoint), keys=keys)
+    gateway = await start_gateway(stub, pools=(), policy=policy(stub.endpoint), keys=keys)
 
     async def served(key, **members):
         reply = await gateway.ask(headers=bearer(key), **members)
@@ -137,9 +139,9 @@ async def test_keys_choose_tenant_and_class_and_strangers_stay_out(house, stub_r
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-async def test_the_class_header_counts_only_where_it_is_trusted(house, stub_runtime, policy, trusted):
+async def test_the_class_header_counts_only_where_it_is_trusted(start_gateway, stub_runtime, policy, trusted):
     stub = await stub_runtime().start()
-    gateway = await house(stub, pools=(), policy=policy(stub.endpoint), trust_class_header=trusted)
+    gateway = await start_gateway(stub, pools=(), policy=policy(stub.endpoint), trust_class_header=trusted)
     reply = await gateway.ask(headers=[(header_names.CLASS, "batch")])
     assert reply.status == 200
     assert stub.requests[-1].header(header_names.CLASS) == ("batch" if trusted else "interactive")

@@ -16,7 +16,7 @@ LONG = HEAD[:-1] + b'"' + b"x" * (LIMIT - len(HEAD) - 2) + b'"}'
 
 async def leavers(gateway, count):
     """`count` clients that send a large body and leave; it has wholly arrived."""
-    before = gateway.gateway.pools.unplaced.offered
+    before = gateway.gateway.pools.unclassified.offered
     clients = [gateway.client() for _ in range(count)]
     for client in clients:
         await client.__aenter__()
@@ -27,10 +27,10 @@ async def leavers(gateway, count):
 
 
 async def test_large_bodies_whose_clients_have_left_keep_nobody_waiting_and_reach_no_replica(
-    house, stub_runtime, until
+    start_gateway, stub_runtime, until
 ):
     stub = stub_runtime()
-    gateway = await house(stub, max_body_bytes=LIMIT, rule="open")
+    gateway = await start_gateway(stub, max_body_bytes=LIMIT, rule="open")
 
     async def served():
         began = time.perf_counter()
@@ -40,15 +40,15 @@ async def test_large_bodies_whose_clients_have_left_keep_nobody_waiting_and_reac
     alone = sorted([await served() for _ in range(3)])[1]
     booked = await leavers(gateway, 20)
     assert await served() < 10 * alone, "it waited for twenty bodies that nobody wants"
-    await until(lambda: gateway.gateway.pools.unplaced.offered == booked)
+    await until(lambda: gateway.gateway.pools.unclassified.offered == booked)
     await gateway.settled()
-    assert gateway.gateway.pools.unplaced.outcomes["client_closed"] == 20
+    assert gateway.gateway.pools.unclassified.outcomes["client_closed"] == 20
     assert len(stub.requests) == 4
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_body_that_is_read_for_too_long_is_timed_out(house, stub_runtime, monkeypatch, stream):
-    gateway = await house(stub_runtime(), max_body_bytes=LIMIT, request_timeout=0.5)
+async def test_a_body_that_is_read_for_too_long_is_timed_out(start_gateway, stub_runtime, monkeypatch, stream):
+    gateway = await start_gateway(stub_runtime(), max_body_bytes=LIMIT, request_timeout=0.5)
 
     read = parsed_request.parse
 
@@ -61,36 +61,38 @@ async def test_a_body_that_is_read_for_too_long_is_timed_out(house, stub_runtime
         DENSE.replace(b'"unused":[1.5,1.5,1.5,1.5,', b'"stream":true,"unused":[') if stream else DENSE
     )
     assert reply.status == 504 and reply.json()["error"]["code"] == "request_timeout"
-    assert gateway.gateway.pools.unplaced.outcomes["timeout"] == 1
+    assert gateway.gateway.pools.unclassified.outcomes["timeout"] == 1
     await gateway.settled()
 
 
-async def test_large_bodies_on_their_way_in_share_a_room_that_usual_ones_do_not_need(house, stub_runtime, until):
-    gateway = await house(stub_runtime(), max_body_bytes=LIMIT, max_queue_bytes=LIMIT * 3 // 2, rule="open")
-    room = gateway.gateway.pipeline.body_room
+async def test_large_bodies_on_their_way_in_share_a_room_that_usual_ones_do_not_need(
+    start_gateway, stub_runtime, until
+):
+    gateway = await start_gateway(stub_runtime(), max_body_bytes=LIMIT, max_queue_bytes=LIMIT * 3 // 2, rule="open")
+    budget = gateway.gateway.pipeline.body_budget
     async with gateway.client() as slow, gateway.client() as leaver:
         slow.send(LONG[:-1000], length=len(LONG))
         leaver.send(LONG[: LIMIT // 3], length=len(LONG))
-        await until(lambda: room.taken > LIMIT)
+        await until(lambda: budget.reserved > LIMIT)
         refused = await gateway.ask(LONG)
         assert refused.status == 429 and refused.json()["error"]["code"] == "queue_full"
         assert int(refused.header("retry-after")) > 0
-        assert room.taken <= room.limit
+        assert budget.reserved <= budget.limit
         assert (await gateway.ask()).status == 200, "a body of usual size waited for large ones"
         leaver.close(reset=True)
-        await until(lambda: room.taken < LIMIT)
+        await until(lambda: budget.reserved < LIMIT)
         slow.writer.write(LONG[-1000:])
         assert (await slow.reply()).status == 200
     assert (await gateway.ask(LONG)).status == 200, "the room was not given back"
     await gateway.settled()
-    assert room.taken == 0
-    outcomes = gateway.gateway.pools.unplaced.outcomes
+    assert budget.reserved == 0
+    outcomes = gateway.gateway.pools.unclassified.outcomes
     assert (outcomes["shed"], outcomes["client_closed"]) == (1, 1)
 
 
-async def test_a_body_that_comes_to_nothing_is_given_back_at_once(house, stub_runtime, until):
-    gateway = await house(stub_runtime(), max_body_bytes=LIMIT, max_queue_bytes=LIMIT // 2)
-    unplaced = gateway.gateway.pools.unplaced
+async def test_a_body_that_comes_to_nothing_is_given_back_at_once(start_gateway, stub_runtime, until):
+    gateway = await start_gateway(stub_runtime(), max_body_bytes=LIMIT, max_queue_bytes=LIMIT // 2)
+    unclassified = gateway.gateway.pools.unclassified
     assert (await gateway.ask(LONG)).status == 429
     gc.collect()
     gc.disable()
@@ -100,9 +102,9 @@ async def test_a_body_that_comes_to_nothing_is_given_back_at_once(house, stub_ru
             assert (await gateway.ask(LONG)).status == 429
             async with gateway.client() as client:
                 client.send(LONG[: LIMIT // 3], length=len(LONG))
-                await until(lambda: gateway.gateway.pipeline.body_room.taken > 0)
-            await until(lambda: gateway.gateway.pipeline.body_room.taken == 0)
-        await until(lambda: unplaced.outcomes["client_closed"] == 5)
+                await until(lambda: gateway.gateway.pipeline.body_budget.reserved > 0)
+            await until(lambda: gateway.gateway.pipeline.body_budget.reserved == 0)
+        await until(lambda: unclassified.outcomes["client_closed"] == 5)
         await gateway.settled()
         _, most = tracemalloc.get_traced_memory()
         # Not what a thread of an earlier test may still be reading.

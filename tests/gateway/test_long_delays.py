@@ -50,7 +50,7 @@ def quantile_edges(before, after, share):
 
 @pytest.mark.parametrize("delay", DELAYS)
 async def test_quantiles_of_what_is_exported_lie_within_one_bucket_of_scripted_delays(
-    monkeypatch, house, stub_runtime, wire, delay
+    monkeypatch, start_gateway, stub_runtime, wire, delay
 ):
     clock = Clock(monkeypatch)  # Asked for before the gateway, so that time goes back only after its end.
 
@@ -64,7 +64,7 @@ async def test_quantiles_of_what_is_exported_lie_within_one_bucket_of_scripted_d
         wire.chunk(write, b': headway {"prompt": 7, "cached": 0, "completion": %d}\ndata: [DONE]\n\n' % TOKENS)
         wire.end(write)
 
-    gateway = await house(stub_runtime(script=script), keep_alive=10_000.0)
+    gateway = await start_gateway(stub_runtime(script=script), keep_alive=10_000.0)
 
     async def scrape():
         text = (await gateway.control("/metrics")).body.decode()

@@ -43,8 +43,8 @@ async def strangers(gateway, count, rng):
         await asyncio.gather(*(one() for _ in range(16)))
 
 
-async def test_counters_never_fall_and_gauges_return_to_zero(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_counters_never_fall_and_gauges_return_to_zero(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     last = {}
     work = asyncio.ensure_future(strangers(gateway, 320, random.Random(2)))
     while not work.done():

@@ -19,8 +19,8 @@ EXAMPLES = settings(
 )
 
 
-async def test_the_document_describes_every_route(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_the_document_describes_every_route(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     document = (await gateway.get("/openapi.json")).json()
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/ready", "/status.json"} <= set(
         document["paths"]
@@ -32,8 +32,8 @@ async def test_the_document_describes_every_route(house, stub_runtime):
 
 
 @pytest.mark.parametrize("mode", list(schemathesis.GenerationMode))
-async def test_generated_requests_never_meet_a_server_error(house, stub_runtime, mode):
-    gateway = await house(stub_runtime())
+async def test_generated_requests_never_meet_a_server_error(start_gateway, stub_runtime, mode):
+    gateway = await start_gateway(stub_runtime())
     document = (await gateway.get("/openapi.json")).json()
     loop = asyncio.get_running_loop()
 

@@ -34,29 +34,29 @@ async def occupied(gateway, stub, until, count=1):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_full_queue_is_contended_and_says_when_to_come_back(house, stub_runtime, until, stream):
+async def test_a_full_queue_is_contended_and_says_when_to_come_back(start_gateway, stub_runtime, until, stream):
     stub = stub_runtime(slots=1, completion_rate=0.01)
-    gateway = await house(stub, rule="open", max_queue_requests=1)
+    gateway = await start_gateway(stub, rule="open", max_queue_requests=1)
     async with occupied(gateway, stub, until), gateway.client() as waiting:
         waiting.send({"model": "m", "prompt": "x"})
-        await until(lambda: gateway.ledger().queued == 1)
+        await until(lambda: gateway.counters().queued == 1)
         assert_not_now(await gateway.ask(stream=stream), 429, ["queue_full"])
     await gateway.settled()
-    assert gateway.ledger().shed == {"queue_full": 1}
+    assert gateway.counters().shed == {"queue_full": 1}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_wait_that_cannot_end_in_time_is_refused_at_once(house, stub_runtime, until, stream):
+async def test_a_wait_that_cannot_end_in_time_is_refused_at_once(start_gateway, stub_runtime, until, stream):
     stub = stub_runtime(slots=1, completion_rate=0.01)
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     async with occupied(gateway, stub, until):
         assert_not_now(await gateway.ask(stream=stream), 429, ["slot_wait"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_wait_that_lasted_too_long_ends_contended(house, stub_runtime, until, stream):
+async def test_a_wait_that_lasted_too_long_ends_contended(start_gateway, stub_runtime, until, stream):
     stub = stub_runtime(slots=1, completion_rate=2.0)
-    gateway = await house(stub, max_queue_time=0.5)
+    gateway = await start_gateway(stub, max_queue_time=0.5)
     async with occupied(gateway, stub, until):
         stub.completion_rate = 1.0
         reply = await gateway.ask(stream=stream)
@@ -66,12 +66,12 @@ async def test_a_wait_that_lasted_too_long_ends_contended(house, stub_runtime, u
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("state", [ReplicaState.DRAINING, ReplicaState.STARTING, "gone", "never there"])
-async def test_nobody_ready_is_unavailable(house, stub_runtime, until, state, stream):
+async def test_nobody_ready_is_unavailable(start_gateway, stub_runtime, until, state, stream):
     stub = stub_runtime()
     if state == "never there":
-        gateway = await house(ready=False, pools=(Pool("p", (Endpoint("127.0.0.1", 1, 2),), "m"),))
+        gateway = await start_gateway(ready=False, pools=(Pool("p", (Endpoint("127.0.0.1", 1, 2),), "m"),))
     else:
-        gateway = await house(stub)
+        gateway = await start_gateway(stub)
         if state == "gone":
             await stub.kill()
         else:
@@ -81,15 +81,15 @@ async def test_nobody_ready_is_unavailable(house, stub_runtime, until, state, st
     models = await gateway.get("/v1/models")
     assert [model["id"] for model in models.json()["data"]] == ["m"]
     await gateway.settled()
-    assert gateway.ledger().shed == {"no_replica": 1}
+    assert gateway.counters().shed == {"no_replica": 1}
 
 
-async def test_who_waits_is_served_in_order_when_a_replica_comes_back(house, stub_runtime, until):
+async def test_who_waits_is_served_in_order_when_a_replica_comes_back(start_gateway, stub_runtime, until):
     stub = stub_runtime(slots=1, completion_rate=5.0)
-    gateway = await house(stub, rule="open")
+    gateway = await start_gateway(stub, rule="open")
     async with occupied(gateway, stub, until):
         waiting = [asyncio.ensure_future(gateway.ask(prompt=f"{index}", max_tokens=1)) for index in range(3)]
-        await until(lambda: gateway.ledger().queued == 3)
+        await until(lambda: gateway.counters().queued == 3)
         before = len(stub.requests)
         await stub.kill()
     await stub.restart()
@@ -101,21 +101,21 @@ async def test_who_waits_is_served_in_order_when_a_replica_comes_back(house, stu
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_runtime_s_own_refusal_passes_with_its_retry_after(house, stub_runtime, wire, stream):
+async def test_the_runtime_s_own_refusal_passes_with_its_retry_after(start_gateway, stub_runtime, wire, stream):
     async def script(request, write):
         wire.answer(write, 429, b'{"error":{"message":"busy"}}', [("Retry-After", "7")])
 
     stub = stub_runtime(script=script)
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     reply = await gateway.ask(stream=stream)
     assert (reply.status, reply.all("retry-after"), reply.body) == (429, ["7"], b'{"error":{"message":"busy"}}')
     await gateway.settled()
-    assert gateway.ledger().outcomes["shed"] == 1
+    assert gateway.counters().outcomes["shed"] == 1
 
 
-async def test_retry_after_grows_with_the_backlog(house, stub_runtime, until):
+async def test_retry_after_grows_with_the_backlog(start_gateway, stub_runtime, until):
     stub = stub_runtime(slots=1, completion_rate=0.2)
-    gateway = await house(stub, rule="prediction")
+    gateway = await start_gateway(stub, rule="prediction")
     seen = []
     for rate in (0.4, 0.1, 0.02):
         stub.completion_rate = rate
@@ -126,32 +126,32 @@ async def test_retry_after_grows_with_the_backlog(house, stub_runtime, until):
     assert seen == sorted(seen) and seen[0] < seen[-1]
 
 
-async def test_sdk_retries_are_counted_apart_from_demand(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_sdk_retries_are_counted_apart_from_demand(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     for count in ("0", "1", "2", "junk", "-1"):
         await gateway.ask(headers=[("x-stainless-retry-count", count)])
     await gateway.settled()
-    assert (gateway.ledger().offered, gateway.ledger().retries) == (5, 2)
+    assert (gateway.counters().offered, gateway.counters().retries) == (5, 2)
 
 
-async def test_the_door_knows_who_was_turned_away_before(house, stub_runtime, until):
+async def test_the_door_knows_who_was_turned_away_before(start_gateway, stub_runtime, until):
     stub = stub_runtime(slots=1, completion_rate=2.0)
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     async with occupied(gateway, stub, until), gateway.client() as fresh, gateway.client() as back:
         fresh.send({"model": "m", "prompt": "x"})
-        await until(lambda: gateway.ledger().queued == 1)
+        await until(lambda: gateway.counters().queued == 1)
         back.send({"model": "m", "prompt": "x"}, headers=[("x-stainless-retry-count", "1")])
-        await until(lambda: gateway.ledger().queued == 2)
-        assert [one.retry for one in gateway.pool.door.queue.order()] == [False, True]
+        await until(lambda: gateway.counters().queued == 2)
+        assert [one.retry for one in gateway.pool.admission.queue.order()] == [False, True]
 
 
-async def test_a_request_that_takes_too_long_is_timed_out(house, stub_runtime, until):
+async def test_a_request_that_takes_too_long_is_timed_out(start_gateway, stub_runtime, until):
     stub = stub_runtime()
-    gateway = await house(stub, request_timeout=0.5)
+    gateway = await start_gateway(stub, request_timeout=0.5)
     reply = await gateway.ask(stub=LONG)
     assert reply.status == 504 and reply.json()["error"]["code"] == "request_timeout"
     reply = await gateway.ask(stream=True, stub={"tokens": 1000, "gap": 0.05})
     assert reply.status == 200 and b'"request_timeout"' in reply.body.split(b"\n\n")[-2]
     await until(lambda: stub.open == 0)
     await gateway.settled()
-    assert gateway.ledger().outcomes["timeout"] == 2 and stub.cancelled == 2
+    assert gateway.counters().outcomes["timeout"] == 2 and stub.cancelled == 2

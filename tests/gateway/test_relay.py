@@ -30,26 +30,26 @@ def streaming(wire, pieces, gap=0.0, headers=()):
 
 
 @pytest.mark.parametrize("cut", [1, 3, 17, 10_000])
-async def test_a_stream_passes_byte_for_byte_however_it_is_cut(house, stub_runtime, wire, cut):
+async def test_a_stream_passes_byte_for_byte_however_it_is_cut(start_gateway, stub_runtime, wire, cut):
     text = b"".join(PIECES)
     stub = stub_runtime(script=streaming(wire, [text[start : start + cut] for start in range(0, len(text), cut)]))
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     reply = await gateway.ask(stream=True)
     assert reply.body == text
     assert reply.header("content-type") == "text/event-stream"
     await gateway.settled()
-    assert gateway.ledger().outcomes["ok"] == 1
+    assert gateway.counters().outcomes["ok"] == 1
 
 
-async def test_an_unfinished_record_at_the_end_passes_too(house, stub_runtime, wire):
+async def test_an_unfinished_record_at_the_end_passes_too(start_gateway, stub_runtime, wire):
     stub = stub_runtime(script=streaming(wire, [PIECES[1], b'data: {"cho']))
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     assert (await gateway.ask(stream=True)).body == PIECES[1] + b'data: {"cho'
 
 
-async def test_the_request_body_reaches_the_runtime_unchanged_and_nothing_private_does(house, stub_runtime):
+async def test_the_request_body_reaches_the_runtime_unchanged_and_nothing_private_does(start_gateway, stub_runtime):
     stub = stub_runtime()
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     body = b'{ "model" : "m",\n "prompt":"caf\\u00e9 \xc3\xa9", "foo": {"bar": 1},"fop":2, "max_tokens":1 }'
     private = [
         ("authorization", "Bearer secret"),
@@ -75,7 +75,7 @@ async def test_the_request_body_reaches_the_runtime_unchanged_and_nothing_privat
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_connection_headers_stop_here_and_lengths_are_recomputed(house, stub_runtime, wire, stream):
+async def test_connection_headers_stop_here_and_lengths_are_recomputed(start_gateway, stub_runtime, wire, stream):
     packed = gzip.compress(b'{"choices":[{"text":"a"}]}')
     scoped = [
         ("content-encoding", "gzip"),
@@ -91,7 +91,7 @@ async def test_connection_headers_stop_here_and_lengths_are_recomputed(house, st
     async def script(request, write):
         wire.answer(write, 200, packed, scoped, "text/event-stream" if stream else "application/json")
 
-    gateway = await house(stub_runtime(script=script))
+    gateway = await start_gateway(stub_runtime(script=script))
     reply = await gateway.ask(stream=stream)
     assert reply.body == packed and reply.header("content-encoding") == "gzip"
     assert reply.header("x-kept") == "yes"
@@ -102,22 +102,22 @@ async def test_connection_headers_stop_here_and_lengths_are_recomputed(house, st
     assert names.count("date") == 1 and "server" not in names
 
 
-async def test_an_error_to_a_stream_request_keeps_its_own_type_and_status(house, stub_runtime, wire):
+async def test_an_error_to_a_stream_request_keeps_its_own_type_and_status(start_gateway, stub_runtime, wire):
     async def script(request, write):
         wire.answer(write, 400, b'{"error":{"message":"too long","code":"context_length_exceeded"}}')
 
-    gateway = await house(stub_runtime(script=script))
+    gateway = await start_gateway(stub_runtime(script=script))
     for stream in (False, True):
         reply = await gateway.ask(stream=stream)
         assert (reply.status, reply.header("content-type")) == (400, "application/json")
         assert reply.json()["error"]["code"] == "context_length_exceeded"
     await gateway.settled()
-    assert gateway.ledger().outcomes["client_error"] == 2
+    assert gateway.counters().outcomes["client_error"] == 2
 
 
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("place", ["record", "line", "split"])
-async def test_the_usage_comment_feeds_the_books_and_never_the_client(house, stub_runtime, wire, asks, place):
+async def test_the_usage_comment_feeds_the_books_and_never_the_client(start_gateway, stub_runtime, wire, asks, place):
     comment = header_names.USAGE_COMMENT.encode() + b'{"prompt": 11, "cached": 4, "completion": 5}'
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":5}}\n\n' if asks else b""
     wanted = PIECES[1] + usage + b"data: [DONE]\n\n"
@@ -127,23 +127,23 @@ async def test_the_usage_comment_feeds_the_books_and_never_the_client(house, stu
         "split": PIECES[1] + usage + b"data: [DONE]\n\n" + comment + b"\n\n",
     }[place]
     pieces = [whole[start : start + 5] for start in range(0, len(whole), 5)] if place == "split" else [whole]
-    gateway = await house(stub_runtime(script=streaming(wire, pieces)))
+    gateway = await start_gateway(stub_runtime(script=streaming(wire, pieces)))
     reply = await gateway.ask(stream=True, stream_options={"include_usage": asks})
     assert reply.body == wanted
     await gateway.settled()
-    assert (gateway.ledger().prompt_tokens, gateway.ledger().output_tokens) == (11, 5)
+    assert (gateway.counters().prompt_tokens, gateway.counters().output_tokens) == (11, 5)
 
 
-async def test_text_that_looks_like_the_comment_is_content(house, stub_runtime, wire):
+async def test_text_that_looks_like_the_comment_is_content(start_gateway, stub_runtime, wire):
     tricky = (
         b'data: {"choices":[{"text":"\\n: headway {\\"prompt\\": 1}"}]}\n\n'
         + b'data: {"choices":[{"text":": headway "}]}\n\n'
     )
-    gateway = await house(stub_runtime(script=streaming(wire, [tricky])))
+    gateway = await start_gateway(stub_runtime(script=streaming(wire, [tricky])))
     assert (await gateway.ask(stream=True)).body == tricky
 
 
-async def test_nothing_goes_out_before_content_until_the_hold_is_spent(house, stub_runtime, wire):
+async def test_nothing_goes_out_before_content_until_the_hold_is_spent(start_gateway, stub_runtime, wire):
     more, release = asyncio.Event(), asyncio.Event()
     empty = wire.record({"choices": [{"index": 0, "delta": {}}]})
 
@@ -157,7 +157,7 @@ async def test_nothing_goes_out_before_content_until_the_hold_is_spent(house, st
         wire.chunk(write, PIECES[-1])
         wire.end(write)
 
-    gateway = await house(stub_runtime(script=script), first_byte_hold=0.3)
+    gateway = await start_gateway(stub_runtime(script=script), first_byte_hold=0.3)
     async with gateway.client() as client:
         client.send(
             {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}, "/v1/chat/completions"
@@ -182,7 +182,7 @@ async def test_nothing_goes_out_before_content_until_the_hold_is_spent(house, st
         assert rest.replace(kept[0], b"") == PIECES[1] + PIECES[-1]
 
 
-async def test_pieces_that_arrive_together_leave_together(house, stub_runtime, wire):
+async def test_pieces_that_arrive_together_leave_together(start_gateway, stub_runtime, wire):
     go = asyncio.Event()
 
     async def script(request, write):
@@ -196,7 +196,7 @@ async def test_pieces_that_arrive_together_leave_together(house, stub_runtime, w
         await asyncio.sleep(0.05)
         wire.end(write)
 
-    gateway = await house(stub_runtime(script=script))
+    gateway = await start_gateway(stub_runtime(script=script))
     async with gateway.client() as client:
         client.send({"model": "m", "prompt": "x", "stream": True})
         await client.head()
@@ -205,7 +205,9 @@ async def test_pieces_that_arrive_together_leave_together(house, stub_runtime, w
         assert await client.piece() == PIECES[2] * 50
 
 
-async def test_a_replica_that_breaks_off_after_content_ends_the_stream_with_an_error_record(house, stub_runtime, wire):
+async def test_a_replica_that_breaks_off_after_content_ends_the_stream_with_an_error_record(
+    start_gateway, stub_runtime, wire
+):
     async def script(request, write):
         wire.begin(write)
         wire.chunk(write, PIECES[1] + b'data: {"cut')
@@ -213,7 +215,7 @@ async def test_a_replica_that_breaks_off_after_content_ends_the_stream_with_an_e
         return "close"
 
     stubs = [stub_runtime("a", script=script), stub_runtime("b", script=script)]
-    gateway = await house(*stubs)
+    gateway = await start_gateway(*stubs)
     reply = await gateway.ask(stream=True)
     assert reply.status == 200
     first, error, rest = reply.body.split(b"\n\n")
@@ -221,39 +223,39 @@ async def test_a_replica_that_breaks_off_after_content_ends_the_stream_with_an_e
     assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_error"
     assert len(stubs[0].requests) + len(stubs[1].requests) == 1
     await gateway.settled()
-    assert gateway.ledger().outcomes["upstream_error"] == 1
+    assert gateway.counters().outcomes["upstream_error"] == 1
 
 
-async def test_an_error_record_of_the_runtime_counts_as_its_failure(house, stub_runtime, wire):
+async def test_an_error_record_of_the_runtime_counts_as_its_failure(start_gateway, stub_runtime, wire):
     failed = b'data: {"error": {"message": "engine died", "code": 500}}\n\n'
-    gateway = await house(stub_runtime(script=streaming(wire, [PIECES[1], failed])))
+    gateway = await start_gateway(stub_runtime(script=streaming(wire, [PIECES[1], failed])))
     assert (await gateway.ask(stream=True)).body == PIECES[1] + failed
     await gateway.settled()
-    assert gateway.ledger().outcomes["upstream_error"] == 1
+    assert gateway.counters().outcomes["upstream_error"] == 1
 
 
-async def test_an_answer_that_is_not_http_is_the_replica_s_failure(house, stub_runtime):
+async def test_an_answer_that_is_not_http_is_the_replica_s_failure(start_gateway, stub_runtime):
     async def script(request, write):
         write(b"HTTP/1.1 200 OK\r\nx-broken: a\x01b\r\ncontent-length: 2\r\n\r\n{}")
 
-    gateway = await house(*[stub_runtime(name, script=script) for name in "ab"])
+    gateway = await start_gateway(*[stub_runtime(name, script=script) for name in "ab"])
     assert (await gateway.ask()).status == 502
     await gateway.settled()
-    assert gateway.ledger().outcomes["upstream_error"] == 1
+    assert gateway.counters().outcomes["upstream_error"] == 1
 
 
-async def test_an_answer_without_a_length_ends_with_its_connection(house, stub_runtime, wire):
+async def test_an_answer_without_a_length_ends_with_its_connection(start_gateway, stub_runtime, wire):
     async def script(request, write):
         write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + PIECES[1])
         await asyncio.sleep(0.02)
         write(PIECES[-1])
         return "close"
 
-    gateway = await house(stub_runtime(script=script))
+    gateway = await start_gateway(stub_runtime(script=script))
     for _ in range(3):
         assert (await gateway.ask(stream=True)).body == PIECES[1] + PIECES[-1]
     await gateway.settled()
-    assert gateway.ledger().outcomes["ok"] == 3
+    assert gateway.counters().outcomes["ok"] == 3
 
 
 async def http_1_0(gateway, method, path, body=b""):
@@ -266,9 +268,9 @@ async def http_1_0(gateway, method, path, body=b""):
         return status, dict(headers), await asyncio.wait_for(client.reader.read(), 10)
 
 
-async def test_a_client_of_http_1_0_gets_no_chunks(house, stub_runtime, wire):
+async def test_a_client_of_http_1_0_gets_no_chunks(start_gateway, stub_runtime, wire):
     stub = stub_runtime(script=streaming(wire, PIECES, gap=0.02))
-    gateway = await house(stub, first_byte_hold=0.01)
+    gateway = await start_gateway(stub, first_byte_hold=0.01)
     body = b'{"model":"m","prompt":"x","stream":true}'
     status, headers, answer = await http_1_0(gateway, b"POST", b"/v1/completions", body)
     assert status == 200 and headers["connection"] == "close"
@@ -282,11 +284,11 @@ async def test_a_client_of_http_1_0_gets_no_chunks(house, stub_runtime, wire):
     status, headers, answer = await http_1_0(gateway, b"POST", b"/v1/completions", b"{")
     assert status == 400 and int(headers["content-length"]) == len(answer)
     await gateway.settled()
-    assert gateway.ledger().outcomes["ok"] == 2
+    assert gateway.counters().outcomes["ok"] == 2
 
 
-async def test_two_pipelined_requests_on_one_connection_both_complete(house, stub_runtime):
-    gateway = await house(stub_runtime(), keep_alive=0.2)
+async def test_two_pipelined_requests_on_one_connection_both_complete(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime(), keep_alive=0.2)
     async with gateway.client() as client:
         client.send({"model": "m", "prompt": "x", "stream": True, "stub": {"tokens": 3, "gap": 0.3}})
         client.send({"model": "m", "prompt": "y", "max_tokens": 2})
@@ -294,8 +296,8 @@ async def test_two_pipelined_requests_on_one_connection_both_complete(house, stu
     assert first.body.endswith(b"data: [DONE]\n\n") and second.json()["choices"][0]["text"] == "w0 w1 "
 
 
-async def test_an_idle_connection_is_closed_only_after_its_time(house, stub_runtime):
-    gateway = await house(stub_runtime(), keep_alive=0.5)
+async def test_an_idle_connection_is_closed_only_after_its_time(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime(), keep_alive=0.5)
     async with gateway.client() as client:
         for _ in range(3):
             client.send({"model": "m", "prompt": "x"})
@@ -304,9 +306,9 @@ async def test_an_idle_connection_is_closed_only_after_its_time(house, stub_runt
         assert await asyncio.wait_for(client.reader.read(), 10) == b""
 
 
-async def test_one_client_id_on_many_live_requests_mixes_nothing_up(house, stub_runtime):
+async def test_one_client_id_on_many_live_requests_mixes_nothing_up(start_gateway, stub_runtime):
     stub = stub_runtime()
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
 
     async def one(index):
         async with gateway.client() as client:
@@ -325,22 +327,22 @@ async def test_one_client_id_on_many_live_requests_mixes_nothing_up(house, stub_
     counts = await asyncio.gather(*(one(index) for index in range(20)))
     assert [count for count in counts if count is not None] == [index + 2 for index in range(0, 20, 2)]
     await gateway.settled()
-    assert gateway.ledger().offered == 20
+    assert gateway.counters().offered == 20
 
 
 @pytest.mark.parametrize("given", ["i" * 60_000, "a b", "\u00e9", '"><script>', ""])
-async def test_an_odd_client_id_is_replaced_and_never_echoed(house, stub_runtime, given):
+async def test_an_odd_client_id_is_replaced_and_never_echoed(start_gateway, stub_runtime, given):
     stub = stub_runtime()
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     reply = await gateway.ask(headers=[("x-request-id", given)])
     assert reply.status == 200
     assert len(reply.header("x-request-id")) <= 128 and reply.header("x-request-id").startswith("req-")
     assert stub.requests[0].header("x-request-id") == reply.header("x-request-id")
 
 
-async def test_a_null_byte_in_a_client_id_is_refused_and_harms_nobody(house, stub_runtime):
+async def test_a_null_byte_in_a_client_id_is_refused_and_harms_nobody(start_gateway, stub_runtime):
     stub = stub_runtime()
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     async with gateway.client() as client:
         client.send({"model": "m", "prompt": "x"}, headers=[("x-request-id", "a\x00b")])
         status, headers = await client.head()
@@ -348,8 +350,8 @@ async def test_a_null_byte_in_a_client_id_is_refused_and_harms_nobody(house, stu
     assert stub.requests == [] and (await gateway.ask()).status == 200
 
 
-async def test_a_head_without_end_is_cut_off(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_a_head_without_end_is_cut_off(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     async with gateway.client() as client:
         client.writer.write(b"POST /v1/completions HTTP/1.1\r\nx-long: ")
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):  # noqa: PT012 - the answer may be lost to the reset

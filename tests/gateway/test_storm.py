@@ -10,11 +10,11 @@ import pytest
 
 
 @pytest.mark.slow
-async def test_overload_with_random_closes_and_a_lost_replica_leaves_exact_books(house, stub_runtime, until):
+async def test_overload_with_random_closes_and_a_lost_replica_leaves_exact_books(start_gateway, stub_runtime, until):
     # 2 x 2 slots at 0.1 s serve 40 requests a second; they come at least twice as fast.
     stubs = [stub_runtime(name, slots=2, completion_rate=20.0, prefill_rate=20_000.0) for name in "ab"]
     script = {"first": 0.06, "tokens": 3, "gap": 0.02}
-    gateway = await house(*stubs)
+    gateway = await start_gateway(*stubs)
     rng = random.Random(7)
     offered = 3_000
     seen: dict[object, int] = {}
@@ -55,11 +55,11 @@ async def test_overload_with_random_closes_and_a_lost_replica_leaves_exact_books
     await wave(offered // 3)
     await gateway.settled()
     await until(lambda: all(stub.open == 0 for stub in stubs), "a replica still works for nobody")
-    outcomes = gateway.ledger().outcomes
-    unplaced = gateway.gateway.pools.unplaced.outcomes["client_closed"]
+    outcomes = gateway.counters().outcomes
+    unclassified = gateway.gateway.pools.unclassified.outcomes["client_closed"]
     # Those that left before their request was even read were never offered; every other one is in exactly one outcome.
-    assert offered - seen["left"] <= gateway.ledger().offered + unplaced <= offered
-    assert sum(outcomes.values()) == gateway.ledger().offered
+    assert offered - seen["left"] <= gateway.counters().offered + unclassified <= offered
+    assert sum(outcomes.values()) == gateway.counters().offered
     assert outcomes["ok"] >= seen[200] and outcomes["shed"] >= seen.get(429, 0) + seen.get(503, 0)
     assert outcomes["client_error"] == outcomes["timeout"] == 0
     broken = seen.get("cut", 0) + seen.get(502, 0)

@@ -62,9 +62,9 @@ BAD_BYTES = [
 ]
 
 
-async def test_bad_requests_get_the_same_400_with_and_without_streaming(house, stub_runtime):
+async def test_bad_requests_get_the_same_400_with_and_without_streaming(start_gateway, stub_runtime):
     stub = stub_runtime()
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     for path, members, field in BAD:
         answers = []
         for stream in (False, True, None):
@@ -98,9 +98,9 @@ def test_gateway_and_runtime_give_the_same_fault_the_same_code(path, members, fi
         assert code == "invalid_value"
 
 
-async def test_absurd_bytes_never_become_a_server_error(house, stub_runtime):
+async def test_absurd_bytes_never_become_a_server_error(start_gateway, stub_runtime):
     stub = stub_runtime()
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     for body in BAD_BYTES:
         for path in (COMPLETIONS, CHAT):
             reply = await gateway.ask(body, path)
@@ -110,8 +110,8 @@ async def test_absurd_bytes_never_become_a_server_error(house, stub_runtime):
     assert len(stub.requests) == 1
 
 
-async def test_every_valid_odd_body_is_taken(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_every_valid_odd_body_is_taken(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     valid = [
         (
             CHAT,
@@ -139,18 +139,18 @@ async def test_every_valid_odd_body_is_taken(house, stub_runtime):
         assert reply.status == 200, (body, reply)
 
 
-async def test_an_unknown_model_is_404_and_names_the_known(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_an_unknown_model_is_404_and_names_the_known(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     for stream in (False, True):
         reply = await gateway.ask(model="gpt-9", stream=stream)
         error = reply.json()["error"]
         assert (reply.status, error["code"], error["param"]) == (404, "model_not_found", "model")
         assert "served here: m" in error["message"]
-    assert gateway.gateway.pools.unplaced.outcomes["client_error"] == 2
+    assert gateway.gateway.pools.unclassified.outcomes["client_error"] == 2
 
 
-async def test_a_stranger_s_path_or_method_gets_an_openai_error(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_a_stranger_s_path_or_method_gets_an_openai_error(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     for method, path, status in (
         ("GET", "/nowhere", 404),
         ("GET", "/v1/completions", 405),
@@ -163,7 +163,7 @@ async def test_a_stranger_s_path_or_method_gets_an_openai_error(house, stub_runt
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_completions_go_past_the_web_framework(house, stub_runtime, monkeypatch):
+async def test_completions_go_past_the_web_framework(start_gateway, stub_runtime, monkeypatch):
     through = []
     served = FastAPI.__call__
 
@@ -171,14 +171,14 @@ async def test_completions_go_past_the_web_framework(house, stub_runtime, monkey
         through.append(scope["path"])
         await served(app, scope, receive, send)
 
-    gateway = await house(stub_runtime())
+    gateway = await start_gateway(stub_runtime())
     monkeypatch.setattr(FastAPI, "__call__", seen)
     assert (await gateway.ask()).status == (await gateway.get("/v1/models")).status == 200
     assert through == ["/v1/models"]
 
 
-async def test_a_slash_at_the_end_of_a_path_changes_nothing(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_a_slash_at_the_end_of_a_path_changes_nothing(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     reply = await gateway.ask({"model": "m", "messages": USER, "max_tokens": 1}, CHAT + "/")
     assert reply.status == 200 and reply.json()["choices"][0]["message"]["content"] == "w0 "
     assert (await gateway.ask(path=COMPLETIONS + "/", stream=True)).body.endswith(b"data: [DONE]\n\n")
@@ -188,12 +188,12 @@ async def test_a_slash_at_the_end_of_a_path_changes_nothing(house, stub_runtime)
     assert (reply.status, reply.json()["error"]["message"]) == (404, "no such path")
 
 
-async def test_client_errors_never_count_against_a_replica(house, stub_runtime, wire):
+async def test_client_errors_never_count_against_a_replica(start_gateway, stub_runtime, wire):
     async def too_long(request, write):
         wire.answer(write, 400, b'{"error":{"message":"too long","code":"context_length_exceeded"}}')
 
     a, b = stub_runtime("a", script=too_long), stub_runtime("b", script=too_long)
-    gateway = await house(a, b)
+    gateway = await start_gateway(a, b)
     for turn in range(200):
         assert (await gateway.ask(stream=bool(turn % 2))).status == 400
     # One try each, nobody ejected, and the next good request is served at once.
@@ -201,21 +201,21 @@ async def test_client_errors_never_count_against_a_replica(house, stub_runtime, 
     a.script = b.script = None
     assert (await gateway.ask()).status == 200
     await gateway.settled()
-    assert gateway.ledger().outcomes["client_error"] == 200
+    assert gateway.counters().outcomes["client_error"] == 200
 
 
 @pytest.mark.parametrize("value", [{"prompt": "secret " * 100}, ["secret"] * 3])
-async def test_an_error_does_not_repeat_the_prompt(house, stub_runtime, value):
-    gateway = await house(stub_runtime())
+async def test_an_error_does_not_repeat_the_prompt(start_gateway, stub_runtime, value):
+    gateway = await start_gateway(stub_runtime())
     reply = await gateway.ask(json.dumps({"model": "m", "prompt": "x", "stream": value}).encode())
     assert reply.status == 400 and b"secret" not in reply.body
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_no_replica_can_hold_is_not_told_to_come_back(house, stub_runtime, stream):
+async def test_what_no_replica_can_hold_is_not_told_to_come_back(start_gateway, stub_runtime, stream):
     """The stubs are so slow that the door sheds whatever is long; only what fits some time may be told so."""
     stub = stub_runtime(prefill_rate=1.0)
-    gateway = await house(stub)
+    gateway = await start_gateway(stub)
     longest = stub.report().capacity.max_model_len
     too_long = [[5] * longest, [[5], [5] * longest]]
     for prompt in too_long:
@@ -225,5 +225,5 @@ async def test_what_no_replica_can_hold_is_not_told_to_come_back(house, stub_run
     late = await gateway.ask(stream=stream, prompt=[5] * (longest - 1), max_tokens=1)
     assert late.status == 429
     assert "ahead" not in late.json()["error"]["message"], "nobody is ahead of it: its own tokens are too many"
-    assert gateway.gateway.pools.unplaced.outcomes["client_error"] == len(too_long)
+    assert gateway.gateway.pools.unclassified.outcomes["client_error"] == len(too_long)
     await gateway.settled()

@@ -30,19 +30,21 @@ AT_ITS_DEFAULTS = pytest.param(40.0, 20.0, {}, marks=pytest.mark.full, id="at th
     ("first", "patience", "settings"),
     [pytest.param(4.0, 2.0, {"first_byte_hold": 0.2}, id="in small"), AT_ITS_DEFAULTS],
 )
-async def test_both_clients_wait_for_a_slow_first_token(house, stub_runtime, older_client, first, patience, settings):
-    gateway = await house(stub_runtime(), **settings)
+async def test_both_clients_wait_for_a_slow_first_token(
+    start_gateway, stub_runtime, older_client, first, patience, settings
+):
+    gateway = await start_gateway(stub_runtime(), **settings)
     folder, older = older_client
     versions = await asyncio.gather(run(gateway.url, first, patience), run(gateway.url, first, patience, folder))
     assert versions == [importlib.metadata.version("openai"), older] and len(set(versions)) == 2
     await gateway.settled()
-    assert gateway.ledger().outcomes["ok"] == 4
+    assert gateway.counters().outcomes["ok"] == 4
     # What kept them waiting is no token.
-    assert gateway.ledger().ttft.sum / 4 > 0.97 * first
+    assert gateway.counters().ttft.sum / 4 > 0.97 * first
 
 
-async def test_what_keeps_a_client_waiting_is_never_an_empty_record(house, stub_runtime):
-    gateway = await house(stub_runtime(), first_byte_hold=0.05)
+async def test_what_keeps_a_client_waiting_is_never_an_empty_record(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime(), first_byte_hold=0.05)
     for path, members in (
         ("/v1/completions", {"prompt": "x"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),

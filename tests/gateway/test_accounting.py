@@ -14,27 +14,27 @@ from headway_core.histogram import GROWTH, SMALLEST, LogHistogram, bucket
 from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
 from headway_gateway.accounting import ClassCounters, DurationHistogram, RequestRecord
 from headway_gateway.client_request import RequestStopped, StopCause
-from headway_gateway.error_responses import ErrorResponse, RequestRejected
+from headway_gateway.error_responses import ErrorResponse, RequestFailed
 from headway_gateway.metrics import cumulative
 
 SLO = PriorityClass("c", 0, Objectives(TtftObjective(1.0, per_thousand_prompt_tokens=0.5), TpotObjective(0.05)))
 
 
-def ticket(ledger, slo=SLO, choices=1, tokens=100, retry=False):
-    return RequestRecord(ledger, Request(1, slo, 10.0, tokens, retry=retry), choices)
+def new_record(counters, slo=SLO, choices=1, tokens=100, retry=False):
+    return RequestRecord(counters, Request(1, slo, 10.0, tokens, retry=retry), choices)
 
 
 def streamed(first, gaps, *, slo=SLO, prompt=100, choices=1):
-    ledger = ClassCounters()
-    with ticket(ledger, slo, choices) as entry:
-        entry.admitted()
+    counters = ClassCounters()
+    with new_record(counters, slo, choices) as record:
+        record.admitted()
         now = 10.0 + first
-        entry.content(now, 1)
+        record.content(now, 1)
         for gap in gaps:
             now += gap
-            entry.content(now, 1)
-        entry.finished(now + 5.0, True, prompt, len(gaps) + 1)
-    return ledger
+            record.content(now, 1)
+        record.finished(now + 5.0, True, prompt, len(gaps) + 1)
+    return counters
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def streamed(first, gaps, *, slo=SLO, prompt=100, choices=1):
     ],
 )
 def test_a_stream_is_judged_by_its_first_token_and_its_mean_gap(first, gaps, prompt, good):
-    ledger = streamed(first, gaps, prompt=prompt)
-    assert ledger.good == good and ledger.judged == dict.fromkeys(good, 1)
-    assert ledger.ttft.sum == pytest.approx(first) and ledger.tpot.sum == pytest.approx(
+    counters = streamed(first, gaps, prompt=prompt)
+    assert counters.good == good and counters.judged == dict.fromkeys(good, 1)
+    assert counters.ttft.sum == pytest.approx(first) and counters.tpot.sum == pytest.approx(
         sum(gaps) / len(gaps) if gaps else 0
     )
-    assert ledger.outcomes["ok"] == 1 and ledger.itl.histogram.total == len(gaps)
+    assert counters.outcomes["ok"] == 1 and counters.itl.histogram.total == len(gaps)
 
 
 @pytest.mark.parametrize(
@@ -63,40 +63,40 @@ def test_a_stream_is_judged_by_its_first_token_and_its_mean_gap(first, gaps, pro
     [(1.0, 1, True), (1.4, 9, True), (1.5, 9, False), (5.9, 100, True), (6.2, 100, False)],
 )
 def test_an_answer_that_does_not_stream_is_judged_by_the_deadline_of_its_last_token(seconds, tokens, kept):
-    ledger = ClassCounters()
-    with ticket(ledger) as entry:
-        entry.finished(10.0 + seconds, False, 100, tokens)
-    assert ledger.judged == {"all": 1} and ledger.good == {"all": kept}
-    assert ledger.ttft.histogram.total == ledger.tpot.histogram.total == 0
+    counters = ClassCounters()
+    with new_record(counters) as record:
+        record.finished(10.0 + seconds, False, 100, tokens)
+    assert counters.judged == {"all": 1} and counters.good == {"all": kept}
+    assert counters.ttft.histogram.total == counters.tpot.histogram.total == 0
 
 
 def test_what_is_not_known_is_not_judged():
-    ledger = ClassCounters()
-    with ticket(ledger) as entry:
-        entry.content(10.5, 1)
-        entry.content(11.0, 3)
-        entry.finished(11.0, True, None, None)
-    assert ledger.judged == {"ttft": 1, "all": 1} and ledger.output_tokens == 0
-    with ticket(ledger, dataclasses.replace(SLO, objectives=Objectives(tpot=TpotObjective(0.1)))) as entry:
-        entry.finished(11.0, False, 100, 10)
-    assert ledger.judged == {"ttft": 1, "all": 1} and ledger.outcomes["ok"] == 2
+    counters = ClassCounters()
+    with new_record(counters) as record:
+        record.content(10.5, 1)
+        record.content(11.0, 3)
+        record.finished(11.0, True, None, None)
+    assert counters.judged == {"ttft": 1, "all": 1} and counters.output_tokens == 0
+    with new_record(counters, dataclasses.replace(SLO, objectives=Objectives(tpot=TpotObjective(0.1)))) as record:
+        record.finished(11.0, False, 100, 10)
+    assert counters.judged == {"ttft": 1, "all": 1} and counters.outcomes["ok"] == 2
 
 
 def test_several_answers_in_one_request_count_once_and_their_gaps_not_at_all():
-    ledger = ClassCounters()
-    with ticket(ledger, choices=4) as entry:
+    counters = ClassCounters()
+    with new_record(counters, choices=4) as record:
         for step in range(10):
-            entry.content(10.5 + step * 0.04, 4)
-        entry.finished(11.0, True, 100, 40)
-    assert ledger.ttft.histogram.total == ledger.tpot.histogram.total == 1 and ledger.itl.histogram.total == 0
-    assert ledger.tpot.sum == pytest.approx(0.04) and ledger.output_tokens == 40 and ledger.offered == 1
+            record.content(10.5 + step * 0.04, 4)
+        record.finished(11.0, True, 100, 40)
+    assert counters.ttft.histogram.total == counters.tpot.histogram.total == 1 and counters.itl.histogram.total == 0
+    assert counters.tpot.sum == pytest.approx(0.04) and counters.output_tokens == 40 and counters.offered == 1
 
 
 @pytest.mark.parametrize(
     ("error", "outcome", "reason"),
     [
-        (RequestRejected(ErrorResponse(429, "x"), "shed", ShedReason.SLOT_WAIT), "shed", "slot_wait"),
-        (RequestRejected(ErrorResponse(502, "x"), "upstream_error"), "upstream_error", None),
+        (RequestFailed(ErrorResponse(429, "x"), "shed", ShedReason.SLOT_WAIT), "shed", "slot_wait"),
+        (RequestFailed(ErrorResponse(502, "x"), "upstream_error"), "upstream_error", None),
         (RequestStopped(StopCause.CLIENT_GONE), "client_closed", None),
         (RequestStopped(StopCause.CLIENT_STALLED), "client_closed", None),
         (RequestStopped(StopCause.TIMEOUT), "timeout", None),
@@ -106,37 +106,37 @@ def test_several_answers_in_one_request_count_once_and_their_gaps_not_at_all():
     ],
 )
 def test_whatever_ends_a_request_it_has_exactly_one_outcome(error, outcome, reason):
-    ledger = ClassCounters()
-    with pytest.raises(type(error)), ticket(ledger, retry=True) as entry:  # noqa: PT012 - what the context does on the way is the test
-        entry.waits(True)
-        assert (ledger.queued, ledger.in_flight) == (1, 1)
+    counters = ClassCounters()
+    with pytest.raises(type(error)), new_record(counters, retry=True) as record:  # noqa: PT012 - what the context does on the way is the test
+        record.set_queued(True)
+        assert (counters.queued, counters.in_flight) == (1, 1)
         raise error
-    assert (ledger.queued, ledger.in_flight, ledger.offered, ledger.retries) == (0, 0, 1, 1)
-    assert ledger.outcomes == {**dict.fromkeys(OUTCOMES, 0), outcome: 1}
-    assert ledger.shed == ({reason: 1} if reason else {})
-    assert ledger.ttft.histogram.total == 0 and ledger.judged == {}
+    assert (counters.queued, counters.in_flight, counters.offered, counters.retries) == (0, 0, 1, 1)
+    assert counters.outcomes == {**dict.fromkeys(OUTCOMES, 0), outcome: 1}
+    assert counters.shed == ({reason: 1} if reason else {})
+    assert counters.ttft.histogram.total == 0 and counters.judged == {}
 
 
 def test_a_drain_after_admission_is_a_failure_and_a_second_try_the_same_admission():
-    ledger = ClassCounters()
-    with pytest.raises(RequestStopped), ticket(ledger) as entry:  # noqa: PT012 - likewise
-        entry.admitted()
-        entry.admitted()
+    counters = ClassCounters()
+    with pytest.raises(RequestStopped), new_record(counters) as record:  # noqa: PT012 - likewise
+        record.admitted()
+        record.admitted()
         raise RequestStopped(StopCause.DRAIN)
-    assert ledger.admitted == 1 and ledger.outcomes["upstream_error"] == 1
+    assert counters.admitted == 1 and counters.outcomes["upstream_error"] == 1
 
 
 @pytest.mark.parametrize("truth", [0.05, 0.5, 2.0, 70.0, 400.0, 3000.0])
 def test_quantiles_of_exported_buckets_are_within_one_bucket_of_the_truth(truth):
-    ledger = ClassCounters()
+    counters = ClassCounters()
     for _ in range(20):
-        ledger.ttft.add(truth)
-    buckets = [(float(edge), count) for edge, count in cumulative(ledger.ttft)]
+        counters.ttft.add(truth)
+    buckets = [(float(edge), count) for edge, count in cumulative(counters.ttft)]
     upper = next(edge for edge, count in buckets if count >= 10)
     below = [edge for edge, count in buckets if count == 0]
     assert max(below) < truth <= upper * 1.0001 and upper / max(below) == pytest.approx(GROWTH**4, rel=1e-3)
     # The load report has the finer ones: ten percent around every target.
-    assert LogHistogram(ledger.read().ttft).quantile(0.5) == pytest.approx(truth, rel=0.1)
+    assert LogHistogram(counters.read().ttft).quantile(0.5) == pytest.approx(truth, rel=0.1)
 
 
 def test_durations_land_in_the_core_s_buckets():
@@ -163,9 +163,9 @@ def test_durations_are_all_counted_whenever_somebody_looks():
     assert durations.histogram == alone and durations.sum == pytest.approx(sum(values) + 1_000)
 
 
-async def test_the_wait_in_the_queue_is_part_of_time_to_first_token(house, stub_runtime, until):
+async def test_the_wait_in_the_queue_is_part_of_time_to_first_token(start_gateway, stub_runtime, until):
     stub = stub_runtime(slots=1, completion_rate=1.0)
-    gateway = await house(stub, rule="open")
+    gateway = await start_gateway(stub, rule="open")
     first = asyncio.ensure_future(gateway.ask(stream=True, stub={"first": 1.0, "tokens": 1}))
     await until(lambda: stub.running == 1)
     seq = stub.seq
@@ -175,26 +175,26 @@ async def test_the_wait_in_the_queue_is_part_of_time_to_first_token(house, stub_
     waited = asyncio.get_running_loop().time() - begun
     assert (await first).status == second.status == 200
     await gateway.settled()
-    seen = sorted(gateway.ledger().ttft.histogram.counts)
-    assert gateway.ledger().ttft.sum == pytest.approx(1.0 + waited, abs=0.3) and len(seen) >= 1 and waited > 0.5
+    seen = sorted(gateway.counters().ttft.histogram.counts)
+    assert gateway.counters().ttft.sum == pytest.approx(1.0 + waited, abs=0.3) and len(seen) >= 1 and waited > 0.5
 
 
-async def test_scripted_delays_show_in_the_histograms(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_scripted_delays_show_in_the_histograms(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     for stream in (True, False):
         assert (await gateway.ask(stream=stream, stub={"first": 0.3, "tokens": 5, "gap": 0.1})).status == 200
     async with gateway.client() as client:
         client.send({"model": "m", "prompt": "x", "stream": True, "stub": {"first": 60.0}})
         await asyncio.sleep(0.2)
     await gateway.settled()
-    ledger = gateway.ledger()
+    counters = gateway.counters()
     # One stream counted; the answer that did not stream and the one that was abandoned before its first token were not.
-    assert ledger.ttft.histogram.total == ledger.tpot.histogram.total == 1 and ledger.itl.histogram.total == 4 + 1
-    assert LogHistogram(ledger.ttft.histogram.counts).quantile(0.5) == pytest.approx(0.3, rel=0.3)
-    assert LogHistogram(ledger.tpot.histogram.counts).quantile(0.5) == pytest.approx(0.1, rel=0.3)
+    assert counters.ttft.histogram.total == counters.tpot.histogram.total == 1 and counters.itl.histogram.total == 4 + 1
+    assert LogHistogram(counters.ttft.histogram.counts).quantile(0.5) == pytest.approx(0.3, rel=0.3)
+    assert LogHistogram(counters.tpot.histogram.counts).quantile(0.5) == pytest.approx(0.1, rel=0.3)
 
 
-async def test_a_request_is_judged_by_the_target_in_force_when_it_arrived(house, stub_runtime, tmp_path, until):
+async def test_a_request_is_judged_by_the_target_in_force_when_it_arrived(start_gateway, stub_runtime, tmp_path, until):
     stub = await stub_runtime().start()
     file = tmp_path / "p.json"
 
@@ -203,22 +203,22 @@ async def test_a_request_is_judged_by_the_target_in_force_when_it_arrived(house,
         file.write_text(documents.dump(Policy(revision, "u", 1, Pool("p", (stub.endpoint,)), classes, "default")))
 
     write(1, 30.0)
-    gateway = await house(stub, pools=(), policy=file, rule="open")
+    gateway = await start_gateway(stub, pools=(), policy=file, rule="open")
     asked = asyncio.ensure_future(gateway.ask(stream=True, stub={"first": 2.5, "tokens": 2}))
     await until(lambda: stub.running == 1)
     write(2, 0.001)
     await until(lambda: gateway.pool.policy.revision == 2)
     await asked
     await gateway.settled()
-    assert gateway.ledger().good == {"ttft": 1, "all": 1}
+    assert gateway.counters().good == {"ttft": 1, "all": 1}
     await gateway.ask(stream=True, stub={"first": 0.1, "tokens": 2})
     await gateway.settled()
-    assert gateway.ledger().judged["ttft"] == 2 and gateway.ledger().good["ttft"] == 1
+    assert gateway.counters().judged["ttft"] == 2 and gateway.counters().good["ttft"] == 1
     await stub.kill()
 
 
-async def test_predictions_are_compared_with_what_happened(house, stub_runtime):
-    gateway = await house(stub_runtime())
+async def test_predictions_are_compared_with_what_happened(start_gateway, stub_runtime):
+    gateway = await start_gateway(stub_runtime())
     for _ in range(5):
         await gateway.ask(stream=True, stub={"first": 0.1, "tokens": 1})
     errors = gateway.pool.errors["admitted"]
