@@ -71,8 +71,8 @@ def one_server(family: str, trace: Sequence[TraceRequest]) -> dict[str, Any]:
             "tokens on time": {
                 name: sum(trace[index].prompt_tokens for index in arm.on_time) / total for name, arm in arms.items()
             },
-            "moore gave up": arms["moore"].given_up / len(trace),
-            "moore refused at its turn": arms["moore"].refused_at_turn / len(trace),
+            "moore gave up": arms["moore"].displaced / len(trace),
+            "moore refused at its turn": arms["moore"].refused_at_recheck / len(trace),
             "moore waited in vain": arms["moore"].waited_in_vain,
         }
         rows.append(row)

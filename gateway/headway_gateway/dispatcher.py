@@ -64,7 +64,7 @@ class Dispatcher:
         Raises:
             RequestFailed: it was shed, at once or later.
         """
-        return await self._await_grant(request, on_queued, lambda now: self.admission.offer(request, now))
+        return await self._await_grant(request, on_queued, lambda now: self.admission.submit(request, now))
 
     async def reacquire(self, request: Request, tried: Sequence[str], on_queued: Callable[[bool], None]) -> Grant:
         """A grant for a replica not in `tried`, after a failed attempt.
@@ -72,7 +72,7 @@ class Dispatcher:
         Raises:
             RequestFailed: it was shed: there is no such replica, or none was free in time.
         """
-        return await self._await_grant(request, on_queued, lambda now: self.admission.again(request, now, tried))
+        return await self._await_grant(request, on_queued, lambda now: self.admission.resubmit(request, now, tried))
 
     async def _await_grant(
         self, request: Request, on_queued: Callable[[bool], None], submit: Callable[[float], AdmissionResult]
@@ -119,7 +119,7 @@ class Dispatcher:
             if not len(self.admission.queue):
                 continue
             try:
-                self._apply(self.admission.turns(loop.time()))
+                self._apply(self.admission.poll(loop.time()))
                 last_error = ""
             except Exception as error:
                 # Every waiting request depends on this loop, so it goes on; their own time limits end them at the

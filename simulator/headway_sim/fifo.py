@@ -54,9 +54,9 @@ class FifoResult:
     on_time: set[int] = field(default_factory=set)
     late: set[int] = field(default_factory=set)
     shed_on_arrival: int = 0
-    given_up: int = 0
+    displaced: int = 0
     """Of those that had waited."""
-    refused_at_turn: int = 0
+    refused_at_recheck: int = 0
     """Of those given up: at their turn, for arrivals that were expected."""
     waited_in_vain: float = 0.0
     """Mean wait of those given up, as a share of the target."""
@@ -120,8 +120,8 @@ class _Fifo:
             known = max(1, round(entry.prompt_tokens * rng.uniform(1 - spread, 1 + spread)))
             self._arrive(Request(index, self.slo[0], entry.at, known), entry.at)
         self._serve_until(float("inf"))
-        if self.result.given_up:
-            self.result.waited_in_vain /= self.result.given_up * self.target
+        if self.result.displaced:
+            self.result.waited_in_vain /= self.result.displaced * self.target
         return self.result
 
     def _serve_until(self, now: float) -> None:
@@ -130,13 +130,13 @@ class _Fifo:
             if request is None:
                 raise AssertionError("a queue that is not empty has a next")
             at = max(self.free_at, request.arrival)
-            refused = self.controller.turn(request, PoolLoad((self._server(at),), self.queue.order()), self.slo, at)
+            refused = self.controller.recheck(request, PoolLoad((self._server(at),), self.queue.order()), self.slo, at)
             self.queue.leave(request.request_id)
             if refused is None:
                 self._start(request, at)
             else:
-                self.result.refused_at_turn += 1
-                self._give_up(request, at)
+                self.result.refused_at_recheck += 1
+                self._shed_waiting(request, at)
 
     def _arrive(self, request: Request, now: float) -> None:
         self.controller.offered(request, now)
@@ -145,10 +145,10 @@ class _Fifo:
         if isinstance(decision, Shed):
             self.result.shed_on_arrival += 1
             return
-        for shed in decision.give_up:
-            given_up = self.queue.leave(shed.request_id)
-            if given_up is not None:
-                self._give_up(given_up, now)
+        for shed in decision.displaced:
+            displaced = self.queue.leave(shed.request_id)
+            if displaced is not None:
+                self._shed_waiting(displaced, now)
         if decision.prediction.ttft is not None:
             self.predicted[request.request_id] = decision.prediction.ttft
         if isinstance(decision, Admit):
@@ -156,8 +156,8 @@ class _Fifo:
         else:
             self.queue.push(request)
 
-    def _give_up(self, request: Request, now: float) -> None:
-        self.result.given_up += 1
+    def _shed_waiting(self, request: Request, now: float) -> None:
+        self.result.displaced += 1
         self.result.waited_in_vain += now - request.arrival
 
     def _server(self, now: float) -> ReplicaLoad:

@@ -115,7 +115,7 @@ class _Simulation:
         self._offered = len(trace)
         self._come_so_far = 0
         self.rng = random.Random(config.seed)
-        self.door = PoolAdmission(
+        self.admission = PoolAdmission(
             config.classes,
             "gateway",
             controller=AdmissionController(
@@ -192,12 +192,12 @@ class _Simulation:
             prefix=attempt.request.prefix if self.config.affinity else (),
             prefix_chunk_tokens=MOONCAKE_BLOCK,
         )
-        answers = self.door.offer(request, now)
-        attempt.predicted = self.door.predicted(attempt.number)
-        self._act(answers, now)
+        result = self.admission.submit(request, now)
+        attempt.predicted = self.admission.predicted(attempt.number)
+        self._act(result, now)
 
-    def _act(self, answers: AdmissionResult, now: float) -> None:
-        for shed in answers.shed:
+    def _act(self, result: AdmissionResult, now: float) -> None:
+        for shed in result.shed:
             attempt = self.attempts[shed.request_id]
             self._unfinished -= 1
             attempt.shed, attempt.shed_at, attempt.retry_after = shed.reason, now, shed.retry_after
@@ -206,11 +206,11 @@ class _Simulation:
             if attempt.repeated < self.config.retries:
                 self._coming += 1
                 self._at(now + shed.retry_after, self._repeat, attempt)
-        for dispatch in answers.dispatches:
+        for dispatch in result.dispatches:
             attempt = self.attempts[dispatch.request.request_id]
             attempt.dispatched_at, attempt.replica, attempt.priority = now, dispatch.replica, dispatch.priority
             self._at(now + self.config.round_trip / 2, self._submit, attempt, dispatch)
-        if len(self.door.queue) and not self._ticking:
+        if len(self.admission.queue) and not self._ticking:
             self._ticking = True
             self._at(now + TICK, self._tick)
 
@@ -219,17 +219,17 @@ class _Simulation:
 
     def _tick(self, now: float) -> None:
         self._ticking = False
-        self._act(self.door.turns(now), now)
+        self._act(self.admission.poll(now), now)
 
     def _first_token(self, attempt: Attempt, hint: LoadHint, now: float) -> None:
-        self.door.hint(attempt.replica or "", hint, now)
-        self.comparisons += self.door.first_token(attempt.number, now)
-        self._act(self.door.turns(now), now)
+        self.admission.hint(attempt.replica or "", hint, now)
+        self.comparisons += self.admission.first_token(attempt.number, now)
+        self._act(self.admission.poll(now), now)
 
     def _ended(self, attempt: Attempt, now: float) -> None:
-        self.door.ended(attempt.number, now)
+        self.admission.ended(attempt.number, now)
         self._unfinished -= 1
-        self._act(self.door.turns(now), now)
+        self._act(self.admission.poll(now), now)
 
     # ------------------------------------------------------------ replicas
 
@@ -250,12 +250,12 @@ class _Simulation:
         self._at(now + self.config.poll_interval, self._poll, replica)
 
     def _report(self, report: RuntimeReport, now: float) -> None:
-        self.door.report(report, now, self.config.round_trip)
-        self._act(self.door.turns(now), now)
+        self.admission.report(report, now, self.config.round_trip)
+        self._act(self.admission.poll(now), now)
 
     def _submit(self, attempt: Attempt, dispatch: Dispatch, now: float) -> None:
         replica = self.replicas[dispatch.replica]
-        replica.dispatched[self.door.fleet.gateway] = dispatch.number
+        replica.dispatched[self.admission.fleet.gateway] = dispatch.number
         try:
             replica.submit(attempt.number, attempt.request, attempt.slo, dispatch.priority, now)
         except Unschedulable:

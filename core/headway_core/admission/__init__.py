@@ -18,10 +18,10 @@ How a gateway uses the parts, for one pool::
     request = Request(next_id, policy.class_named(name), now, tokens.estimate(model, prompt), size_bytes=len(body),
                       retry=retry_count > 0, prefix=prefix_chain(prompt, header_names.tenant_salt(tenant)),
                       prefix_chunk_tokens=tokens_per_chunk)
-    answers = door.offer(request, now)           # dispatch it, shed it (and perhaps others), or neither: it waits
+    answers = door.submit(request, now)           # dispatch it, shed it (and perhaps others), or neither: it waits
 
     # after every call that may free something, and every few milliseconds while len(door.queue)
-    answers = door.turns(now)
+    answers = door.poll(now)
     for dispatch in answers.dispatches: ...      # wake that request's task: connect to dispatch.replica, with
                                                  #   PRIORITY: dispatch.priority, DISPATCH: f"{boot}:{dispatch.number}"
     for shed in answers.shed: ...                # 429 (shed.contended) or 503, with Retry-After: shed.retry_after
@@ -31,7 +31,7 @@ How a gateway uses the parts, for one pool::
     comparisons = door.first_token(request.request_id, now)   # first content: export comparison.error
     tokens.observe(model, prompt, exact)                      # from the header PROMPT_TOKENS
     door.ended(request.request_id, now, server_error=False)   # whichever end it was; repeating does no harm
-    answers = door.again(request, now, tried=[replica])       # after `ended`, when it may be retried
+    answers = door.resubmit(request, now, tried=[replica])       # after `ended`, when it may be retried
 
 A client that goes away is `door.ended(...)` too, whichever phase it is in. When nothing is ready, `offer` sheds with
 NO_REPLICA. On SIGTERM set `door.draining`: newcomers are shed with DRAINING, and what waits still has its turn.

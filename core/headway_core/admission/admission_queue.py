@@ -1,16 +1,16 @@
-"""Requests that wait at the door: bounded in number, bytes and seconds; classes with shares and ageing, so that none
-starves.
+"""The requests that wait for admission: bounded in number, bytes and seconds; fair between classes.
 
-Turns go to the highest class that waits, with one exception. A class that is passed over earns credit: its share of the
-tokens that others were given. When its oldest request has waited for `ageing` seconds and the credit pays for that
-request, it has the next turn. So a request of class k that c_k tokens of its own class stand before waits at most
+The next request comes from the highest class that waits, with one exception, so that no class starves. While other
+classes are served, a waiting class earns credit: its share of the tokens that they were given. When its oldest request
+has waited for `ageing` seconds and the credit covers that request's tokens, it is served next. So a request of class k
+with c_k tokens of its own class before it waits at most
 
     ageing + (c_k + its own tokens) · (Σ shares / shares_k) / C    plus the dispatch that is under way
 
 seconds, whatever higher classes send, where Σ goes over the classes that wait. Within a class the order is that of
 arrival, always.
 
-Every request leaves exactly once: by `leave` (its turn, given up, cancelled) or by `expire`.
+Every request leaves exactly once: by `leave` (sent, shed or cancelled) or by `expire`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,15 @@ class QueueLimits:
 
 
 @dataclass(slots=True)
-class _Line:
-    """The waiting requests of one class, oldest first, and the credit that it earned by being passed over (tokens)."""
+class _Waiting:
+    request: Request
+    expiry: float
+
+
+@dataclass(slots=True)
+class _ClassQueue:
+    """The waiting requests of one class, oldest first, and the credit (tokens) that it earned while others were
+    served."""
 
     entries: dict[int, Request]
     credit: float = 0.0
@@ -52,32 +59,32 @@ class _Line:
 
 
 class AdmissionQueue:
-    """The queue. `push`, then `order` or `next` to look, `leave` to take out; `now` in seconds is always passed in."""
+    """The queue. `push`, then `order` or `next` to read, `leave` to take out; `now` in seconds is always passed in."""
 
     def __init__(self, limits: QueueLimits = QueueLimits(), ageing: float = AGEING) -> None:
         self.limits = limits
         self.ageing = ageing
         self.bytes = 0
-        self._lines: dict[int, _Line] = {}
-        self._entries: dict[int, Request] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._classes: dict[int, _ClassQueue] = {}
         self._expiries: list[tuple[float, int]] = []
-        self._expiry_of: dict[int, float] = {}
+        """Heap of (expiry, request id); entries whose request has left are passed over."""
         self._order: list[Request] | None = None
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._waiting)
 
     def __contains__(self, request_id: int) -> bool:
-        return request_id in self._entries
+        return request_id in self._waiting
 
     def depth(self, priority: int) -> int:
         """Requests of this class that wait."""
-        line = self._lines.get(priority)
-        return len(line.entries) if line else 0
+        queue = self._classes.get(priority)
+        return len(queue.entries) if queue else 0
 
     def fits(self, request: Request) -> bool:
-        """Whether there is room for one more of this size."""
-        return len(self._entries) < self.limits.requests and self.bytes + request.size_bytes <= self.limits.bytes
+        """Whether one more of this size can be taken in."""
+        return len(self._waiting) < self.limits.requests and self.bytes + request.size_bytes <= self.limits.bytes
 
     def latest(self, request: Request) -> float:
         """The instant after which it may not wait any longer, whatever is predicted."""
@@ -88,114 +95,109 @@ class AdmissionQueue:
         """Takes it in, at its place by arrival. It expires at `expiry`, or at `latest` if that comes first.
 
         Raises:
-            ValueError: it waits already, or there is no room (`fits` says so beforehand).
+            ValueError: it waits already, or the queue is full (`fits` says so beforehand).
         """
-        if request.request_id in self._entries:
+        if request.request_id in self._waiting:
             raise ValueError(f"request {request.request_id} waits already")
         if not self.fits(request):
             raise ValueError("the queue is full: ask `fits` first")
-        line = self._lines.setdefault(request.priority, _Line({}))
-        late = not line.entries or next(reversed(line.entries.values())).arrival <= request.arrival
-        line.entries[request.request_id] = request
-        if not late:  # back from a replica that failed: it keeps its place
-            line.entries = dict(sorted(line.entries.items(), key=lambda entry: (entry[1].arrival, entry[0])))
-        self._entries[request.request_id] = request
+        queue = self._classes.setdefault(request.priority, _ClassQueue({}))
+        in_order = not queue.entries or next(reversed(queue.entries.values())).arrival <= request.arrival
+        queue.entries[request.request_id] = request
+        if not in_order:  # back from a replica that failed: it keeps its place
+            queue.entries = dict(sorted(queue.entries.items(), key=lambda entry: (entry[1].arrival, entry[0])))
+        expiry = min(expiry, self.latest(request))
+        self._waiting[request.request_id] = _Waiting(request, expiry)
         self._order = None
         self.bytes += request.size_bytes
-        self.renew(request.request_id, expiry)
-
-    def renew(self, request_id: int, expiry: float) -> None:
-        """Replaces the expiry of a waiting request; unknown ids are passed over."""
-        request = self._entries.get(request_id)
-        if request is None:
-            return
-        expiry = min(expiry, self.latest(request))
-        if self._expiry_of.get(request_id) == expiry:
-            return
-        self._expiry_of[request_id] = expiry
-        heapq.heappush(self._expiries, (expiry, request_id))
-        if len(self._expiries) > 2 * len(self._entries) + 64:
-            self._expiries = [(when, which) for which, when in self._expiry_of.items()]
+        heapq.heappush(self._expiries, (expiry, request.request_id))
+        if len(self._expiries) > 2 * len(self._waiting) + 64:
+            self._expiries = [(one.expiry, which) for which, one in self._waiting.items()]
             heapq.heapify(self._expiries)
 
     def leave(self, request_id: int) -> Request | None:
         """Takes it out; None when it had left before: whoever gets the request, and nobody else, answers for it."""
-        request = self._entries.pop(request_id, None)
-        if request is None:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
             return None
+        request = waiting.request
         self._order = None
         self.bytes -= request.size_bytes
-        del self._expiry_of[request_id]
-        line = self._lines[request.priority]
-        del line.entries[request_id]
-        if not line.entries:
-            del self._lines[request.priority]  # credit is for waiting: it ends with the wait
+        queue = self._classes[request.priority]
+        del queue.entries[request_id]
+        if not queue.entries:
+            del self._classes[request.priority]  # credit is for waiting: it ends with the wait
         return request
 
     def expire(self, now: float) -> list[Request]:
         """Takes out all whose time has passed, the most overdue first."""
         out: list[Request] = []
         while self._expiries and self._expiries[0][0] <= now:
-            when, request_id = heapq.heappop(self._expiries)
-            if self._expiry_of.get(request_id) == when:
-                request = self.leave(request_id)
-                if request is not None:
-                    out.append(request)
+            expiry, request_id = heapq.heappop(self._expiries)
+            waiting = self._waiting.get(request_id)
+            if waiting is not None and waiting.expiry == expiry:
+                self.leave(request_id)
+                out.append(waiting.request)
         return out
-
-    def next_expiry(self) -> float | None:
-        """The earliest expiry of those that wait."""
-        while self._expiries and self._expiry_of.get(self._expiries[0][1]) != self._expiries[0][0]:
-            heapq.heappop(self._expiries)
-        return self._expiries[0][0] if self._expiries else None
 
     def order(self) -> Sequence[Request]:
         """All that wait, highest class first, then by arrival: the order that predictions are laid out in. Not to be
         changed."""
         if self._order is None:
             self._order = [
-                request for rank in sorted(self._lines, reverse=True) for request in self._lines[rank].entries.values()
+                request
+                for priority in sorted(self._classes, reverse=True)
+                for request in self._classes[priority].entries.values()
             ]
         return self._order
 
-    def turns(self, now: float) -> Iterator[Request]:
-        """The oldest of each class, in the order in which they have their turn now."""
-        for priority in self._classes(now):
-            yield self._lines[priority].oldest
+    def heads(self, now: float) -> Iterator[Request]:
+        """The oldest request of each class, in the order in which the classes are served now."""
+        for priority in self._service_order(now):
+            yield self._classes[priority].oldest
 
     def next(self, now: float) -> Request | None:
-        """Whose turn it is; it stays until `leave`."""
-        return next(self.turns(now), None)
+        """The request to serve next; it stays until `leave`."""
+        return next(self.heads(now), None)
 
-    def line(self, priority: int) -> Iterator[Request]:
-        """Those of one class, oldest first; take nobody out meanwhile."""
-        line = self._lines.get(priority)
-        return iter(line.entries.values()) if line else iter(())
+    def waiting_of(self, priority: int) -> Iterator[Request]:
+        """The waiting requests of one class, oldest first; take nobody out meanwhile."""
+        queue = self._classes.get(priority)
+        return iter(queue.entries.values()) if queue else iter(())
 
     def served(self, request: Request) -> None:
-        """Books a turn that `request` (which has left) was given: it pays from its own class's credit, the others
-        earn."""
-        own = self._lines.get(request.priority)
+        """Accounts for `request` (which has left) being served: its class pays from its credit, the others earn."""
+        own = self._classes.get(request.priority)
         if own is not None:
             own.credit = max(0.0, own.credit - request.uncached_tokens)
-        shares = {rank: line.oldest.slo.shares for rank, line in self._lines.items()}
+        shares = {priority: queue.oldest.slo.shares for priority, queue in self._classes.items()}
         shares[request.priority] = request.slo.shares
         total = sum(shares.values())
-        for rank, line in self._lines.items():
-            if rank != request.priority:
-                line.credit += request.uncached_tokens * shares[rank] / total
+        for priority, queue in self._classes.items():
+            if priority != request.priority:
+                queue.credit += request.uncached_tokens * shares[priority] / total
 
     def aged(self, request: Request, now: float) -> bool:
-        """Whether it has the turn by its credit, before higher classes."""
-        line = self._lines.get(request.priority)
-        return line is not None and self._entitled(line, now)
+        """Whether it is served before higher classes, by its class's credit."""
+        queue = self._classes.get(request.priority)
+        return queue is not None and self._entitled(queue, now)
 
-    def _classes(self, now: float) -> list[int]:
-        entitled = [priority for priority, line in self._lines.items() if self._entitled(line, now)]
+    def check(self) -> None:
+        """For tests. Raises AssertionError where the queue disagrees with itself."""
+        listed = [request for queue in self._classes.values() for request in queue.entries.values()]
+        if sorted(request.request_id for request in listed) != sorted(self._waiting):
+            raise AssertionError(f"classes list {listed}, and {list(self._waiting)} wait")
+        if self.bytes != sum(request.size_bytes for request in listed):
+            raise AssertionError(f"{listed} wait, not {self.bytes} bytes")
+        if not {(one.expiry, which) for which, one in self._waiting.items()} <= set(self._expiries):
+            raise AssertionError("a wait has no end")
+
+    def _service_order(self, now: float) -> list[int]:
+        entitled = [priority for priority, queue in self._classes.items() if self._entitled(queue, now)]
         # The longest wait first among those whose credit has come due; then strictly by class.
-        entitled.sort(key=lambda priority: (self._lines[priority].oldest.arrival, -priority))
-        return entitled + sorted((priority for priority in self._lines if priority not in entitled), reverse=True)
+        entitled.sort(key=lambda priority: (self._classes[priority].oldest.arrival, -priority))
+        return entitled + sorted((priority for priority in self._classes if priority not in entitled), reverse=True)
 
-    def _entitled(self, line: _Line, now: float) -> bool:
-        oldest = line.oldest
-        return line.credit >= oldest.uncached_tokens and now - oldest.arrival >= self.ageing
+    def _entitled(self, queue: _ClassQueue, now: float) -> bool:
+        oldest = queue.oldest
+        return queue.credit >= oldest.uncached_tokens and now - oldest.arrival >= self.ageing

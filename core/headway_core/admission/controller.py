@@ -162,7 +162,7 @@ class AdmissionController:
             return Admit(route.replica, route.prediction, verdict)
         return Wait(self._expiry(request, prediction), prediction, verdict)
 
-    def turn(self, request: Request, load: PoolLoad, slo: Sequence[PriorityClass], now: float) -> Shed | None:
+    def recheck(self, request: Request, load: PoolLoad, slo: Sequence[PriorityClass], now: float) -> Shed | None:
         """Asked when `request`, one of `load.waiting`, could be sent: its refusal if it should not start, None to send
         it.
 
@@ -190,8 +190,8 @@ class AdmissionController:
         predicted."""
         if self.rule is not Rule.MOORE or not load.replicas:
             return ()
-        given_up = moore(load.waiting, load, _shares(slo), now, self.margin, by_tokens=self.by_tokens)
-        return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0, now) for one in given_up)
+        displaced = moore(load.waiting, load, _shares(slo), now, self.margin, by_tokens=self.by_tokens)
+        return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0, now) for one in displaced)
 
     def shed(
         self, request: Request, reason: ShedReason, load: PoolLoad, slo: Sequence[PriorityClass], now: float
@@ -272,13 +272,13 @@ class AdmissionController:
             return ()
         if all_in_time:
             return ()
-        given_up = moore(order, load, shares, now, self.margin, newcomer=request.request_id, by_tokens=self.by_tokens)
-        if any(one.request_id == request.request_id for one in given_up):
+        displaced = moore(order, load, shares, now, self.margin, newcomer=request.request_id, by_tokens=self.by_tokens)
+        if any(one.request_id == request.request_id for one in displaced):
             late = late_by is not None and late_by > 0
             return self._shed(
                 request, prediction.binding if late else ShedReason.OUTRANKED, late_by or 0.0, now, prediction
             )
-        return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0, now) for one in given_up)
+        return tuple(self._shed(one, ShedReason.OUTRANKED, 0.0, now) for one in displaced)
 
     def _late_by(self, request: Request, prediction: Prediction, now: float) -> float | None:
         """Seconds by which it would miss its target less the margin; None when that is unknown.

@@ -73,7 +73,7 @@ class PoolAdmission:
 
     # ------------------------------------------------------------ the path of a request
 
-    def offer(self, request: Request, now: float) -> AdmissionResult:
+    def submit(self, request: Request, now: float) -> AdmissionResult:
         """A new request. It is dispatched at once, kept waiting (in no list of the answer) or shed; others may be shed
         for it."""
         matches = self.prefixes.matches(request.prefix)
@@ -88,7 +88,7 @@ class PoolAdmission:
             if decision.contended:
                 self.controller.refused(request, load, now)
             return AdmissionResult(shed=(decision,))
-        shed = self._give_up(decision.give_up, load, now)
+        shed = self._shed_waiting(decision.displaced, load, now)
         if isinstance(decision, Wait) and not self.queue.fits(request):
             displaced = self._displace(request, load, now)
             if displaced is None:
@@ -102,7 +102,7 @@ class PoolAdmission:
         self.queue.push(request, decision.expiry)
         return AdmissionResult(shed=tuple(shed))
 
-    def turns(self, now: float) -> AdmissionResult:
+    def poll(self, now: float) -> AdmissionResult:
         """Whose turn it is now, and whose wait is over without one."""
         shed = []
         for request in self.queue.expire(now):
@@ -114,15 +114,15 @@ class PoolAdmission:
         if self._review:
             self._review = False
             load = self.load(now)
-            shed += self._give_up(self.controller.review(load, self.slo, now), load, now)
+            shed += self._shed_waiting(self.controller.review(load, self.slo, now), load, now)
         dispatches: list[Dispatch] = []
-        while (turn := self._next_turn(now)) is not None:
-            request, route, priority = turn
+        while (found := self._next_to_send(now)) is not None:
+            request, route, priority = found
             if request.request_id not in self._tried:  # one that a replica failed has had its turn, and has it again
                 load = self.load(now)
-                refused = self.controller.turn(request, load, self.slo, now)
+                refused = self.controller.recheck(request, load, self.slo, now)
                 if refused is not None:
-                    shed += self._give_up((refused,), load, now)
+                    shed += self._shed_waiting((refused,), load, now)
                     continue
             self.queue.leave(request.request_id)
             self._tried.pop(request.request_id, None)
@@ -167,7 +167,7 @@ class PoolAdmission:
         if server_error:
             self.fleet.outliers.server_error(opened.replica, now)
 
-    def again(self, request: Request, now: float, tried: Sequence[str]) -> AdmissionResult:
+    def resubmit(self, request: Request, now: float, tried: Sequence[str]) -> AdmissionResult:
         """Another replica for a request whose first one failed before any content (`ended` was told).
 
         It is dispatched to one that is not in `tried`, or waits for one at its old place until its deadline, or is shed
@@ -220,20 +220,16 @@ class PoolAdmission:
         """The rate rule holds: more is offered than the pool can carry."""
         return self.controller.saturated(self.load(now), now)
 
-    def wake_at(self) -> float | None:
-        """The next instant at which a wait ends by itself; None while nobody waits."""
-        return self.queue.next_expiry()
-
     # ------------------------------------------------------------ inside
 
-    def _next_turn(self, now: float) -> tuple[Request, Route, int] | None:
+    def _next_to_send(self, now: float) -> tuple[Request, Route, int] | None:
         first = self.queue.next(now)
         if first is None:
             return None
         priority = first.priority
         if self.queue.aged(first, now):
-            priority = max(other.priority for other in self.queue.turns(now))
-        for request in self.queue.line(first.priority):
+            priority = max(other.priority for other in self.queue.heads(now))
+        for request in self.queue.waiting_of(first.priority):
             load = PoolLoad(self.fleet.loads(now, exclude=self._tried.get(request.request_id, ())))
             served_as = (
                 request
@@ -256,16 +252,16 @@ class PoolAdmission:
         self.controller.admitted(request, now)
         return Dispatch(request, route.replica, number, priority, route.prediction)
 
-    def _give_up(self, shed: Sequence[Shed], load: PoolLoad, now: float) -> list[Shed]:
+    def _shed_waiting(self, shed: Sequence[Shed], load: PoolLoad, now: float) -> list[Shed]:
         """Takes these out of the queue; those that had left it already are not answered twice."""
-        given_up = []
+        displaced = []
         for one in shed:
             request = self.queue.leave(one.request_id)
             if request is not None:
                 self._forget(one.request_id)
                 self.controller.refused(request, load, now)
-                given_up.append(one)
-        return given_up
+                displaced.append(one)
+        return displaced
 
     def _refuse(self, request: Request, reason: ShedReason, load: PoolLoad, now: float) -> Shed:
         shed = self.controller.shed(request, reason, load, self.slo, now)

@@ -116,7 +116,7 @@ class Admit:
 
     replica: str
     prediction: Prediction
-    give_up: tuple[Shed, ...] = ()
+    displaced: tuple[Shed, ...] = ()
     """Waiting requests that must be told "not now", so that the others keep their promise."""
 
 
@@ -126,7 +126,7 @@ class Wait:
 
     expiry: float
     prediction: Prediction
-    give_up: tuple[Shed, ...] = ()
+    displaced: tuple[Shed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

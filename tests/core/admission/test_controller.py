@@ -28,15 +28,15 @@ def test_an_idle_pool_admits_and_a_busy_one_keeps_waiting_until_the_last_useful_
     assert isinstance(decision, Wait)
     # Deadline 13, own prefill 2 s.
     assert decision.expiry == pytest.approx(11.0)
-    assert decision.give_up == ()
+    assert decision.displaced == ()
 
 
 @pytest.mark.parametrize("rule", [Rule.MOORE, Rule.PREDICTION])
 def test_shed_exactly_when_the_prediction_exceeds_target_less_margin(priority_class, request_of, busy, rule) -> None:
     slo = priority_class(target=10.0)
-    door = controller(rule, margin=0.1)
+    admission = controller(rule, margin=0.1)
     for backlog, shed in ((7999.0, False), (8001.0, True)):
-        decision = door.decide(request_of(1000, slo=slo), busy(backlog=backlog), [slo], 0.0)
+        decision = admission.decide(request_of(1000, slo=slo), busy(backlog=backlog), [slo], 0.0)
         assert isinstance(decision, Shed) is shed
     assert decision.reason is ShedReason.PREFILL_WAIT
     assert decision.contended
@@ -44,18 +44,18 @@ def test_shed_exactly_when_the_prediction_exceeds_target_less_margin(priority_cl
 
 def test_asking_again_changes_nothing_and_answers_the_same(priority_class, request_of, busy) -> None:
     slo = priority_class(target=5.0)
-    door = controller()
+    admission = controller()
     waiting = [request_of(tokens, arrival=index * 0.01, slo=slo) for index, tokens in enumerate((3000, 900, 800))]
     load = busy(*waiting, backlog=100.0)
     newcomer = request_of(1000, arrival=0.5, slo=slo)
     before = copy.deepcopy((load.waiting, load.replicas[0].backlog))
-    answers = [door.decide(newcomer, load, [slo], 0.5) for _ in range(3)]
-    assert answers[0] == answers[1] == answers[2]
-    assert isinstance(answers[0], Wait)
-    assert answers[0].give_up
+    result = [admission.decide(newcomer, load, [slo], 0.5) for _ in range(3)]
+    assert result[0] == result[1] == result[2]
+    assert isinstance(result[0], Wait)
+    assert result[0].displaced
     assert (load.waiting, load.replicas[0].backlog) == before
     # One that waits already may be asked for too: it is not counted twice.
-    again = door.decide(waiting[1], load, [slo], 0.5)
+    again = admission.decide(waiting[1], load, [slo], 0.5)
     assert isinstance(again, Wait)
     assert again.prediction.prefill_wait == pytest.approx(3.1)
 
@@ -66,7 +66,7 @@ def test_moore_gives_up_the_largest_up_to_the_first_that_would_be_late(priority_
     newcomer = request_of(800, arrival=0.3, slo=slo)
     decision = controller().decide(newcomer, busy(small, large, middle, backlog=300.0), [slo], 0.3)
     assert isinstance(decision, Wait)
-    assert [(one.request_id, one.reason) for one in decision.give_up] == [(large.request_id, ShedReason.OUTRANKED)]
+    assert [(one.request_id, one.reason) for one in decision.displaced] == [(large.request_id, ShedReason.OUTRANKED)]
     # The largest may be the newcomer itself.
     decision = controller().decide(
         request_of(3000, arrival=0.3, slo=slo), busy(small, large, middle, backlog=300.0), [slo], 0.3
@@ -75,14 +75,14 @@ def test_moore_gives_up_the_largest_up_to_the_first_that_would_be_late(priority_
     assert decision.reason is ShedReason.PREFILL_WAIT
 
 
-def test_who_was_turned_away_before_is_given_up_only_for_much_shorter_ones(priority_class, request_of, busy) -> None:
+def test_who_was_turned_away_before_is_displaced_only_for_much_shorter_ones(priority_class, request_of, busy) -> None:
     slo = priority_class(target=5.0)
     waiting = [request_of(tokens, arrival=0.0, slo=slo) for tokens in (1500, 500)]
     load = busy(*waiting, backlog=1000.0)  # of 5,000 tokens that can be in time
     came_back = request_of(2500, arrival=0.3, slo=slo, retry=True)
     decision = controller().decide(came_back, load, [slo], 0.3)
     assert isinstance(decision, Wait)
-    assert [one.request_id for one in decision.give_up] == [waiting[0].request_id]
+    assert [one.request_id for one in decision.displaced] == [waiting[0].request_id]
     fresh = controller().decide(request_of(2500, arrival=0.3, slo=slo), load, [slo], 0.3)
     assert isinstance(fresh, Shed)
     # Four times as long as the next one, it goes again.
@@ -90,7 +90,7 @@ def test_who_was_turned_away_before_is_given_up_only_for_much_shorter_ones(prior
     assert isinstance(controller().decide(came_back, busy(*short, backlog=1000.0), [slo], 0.3), Shed)
 
 
-def test_nobody_is_given_up_for_one_that_would_be_late_alone(priority_class, request_of, busy) -> None:
+def test_nobody_is_displaced_for_one_that_would_be_late_alone(priority_class, request_of, busy) -> None:
     slo = priority_class(target=5.0)
     waiting = [request_of(1000, arrival=0.0, slo=slo) for _ in range(2)]
     decision = controller().decide(
@@ -108,7 +108,7 @@ def test_a_high_newcomer_costs_the_lowest_class_first_and_never_its_betters(prio
     waiting = [request_of(1000, slo=low), request_of(1200, slo=middle), request_of(600, slo=high)]
     decision = controller().decide(request_of(1000, slo=high, arrival=0.0), busy(*waiting, backlog=1000.0), order, 0.0)
     assert isinstance(decision, Wait)
-    assert [one.request_id for one in decision.give_up] == [waiting[0].request_id]
+    assert [one.request_id for one in decision.displaced] == [waiting[0].request_id]
     # A low newcomer that does not fit is shed itself, however large the higher ones are.
     decision = controller().decide(request_of(1000, slo=low), busy(*waiting[1:], backlog=1500.0), order, 0.0)
     assert isinstance(decision, Shed)
@@ -123,8 +123,8 @@ def test_weighed_by_tokens_the_smallest_that_makes_room_goes(priority_class, req
     by_tokens = controller(by_tokens=True).decide(newcomer, load, [slo], 0.0)
     assert isinstance(by_count, Wait)
     assert isinstance(by_tokens, Wait)
-    assert [one.request_id for one in by_count.give_up] == [waiting[0].request_id]
-    assert [one.request_id for one in by_tokens.give_up] == [waiting[1].request_id]
+    assert [one.request_id for one in by_count.displaced] == [waiting[0].request_id]
+    assert [one.request_id for one in by_tokens.displaced] == [waiting[1].request_id]
 
 
 def test_where_slots_are_short_the_late_one_goes_since_every_slot_is_alike(priority_class, request_of, busy) -> None:
@@ -217,27 +217,27 @@ def test_the_rules_beside_it_do_what_their_names_say(priority_class, request_of,
 
 def test_littles_law_bounds_how_many_may_wait_by_what_was_admitted(priority_class, request_of, busy) -> None:
     slo = priority_class(target=5.0)
-    door = controller(Rule.LITTLES_LAW)
+    admission = controller(Rule.LITTLES_LAW)
     waiting = [request_of(10, arrival=60.0, slo=slo) for _ in range(9)]
     newcomer = request_of(1000, arrival=60.0, slo=slo)
-    assert isinstance(door.decide(newcomer, busy(*waiting), [slo], 60.0), Wait), "an unknown rate binds nobody"
+    assert isinstance(admission.decide(newcomer, busy(*waiting), [slo], 60.0), Wait), "an unknown rate binds nobody"
     for step in range(120):
-        door.admitted(newcomer, step * 0.5)  # two a second
+        admission.admitted(newcomer, step * 0.5)  # two a second
     # 2/s · (5 - 1) s: eight may be ahead.
-    assert isinstance(door.decide(newcomer, busy(*waiting[:7]), [slo], 60.0), Wait)
-    assert isinstance(door.decide(newcomer, busy(*waiting), [slo], 60.0), Shed)
+    assert isinstance(admission.decide(newcomer, busy(*waiting[:7]), [slo], 60.0), Wait)
+    assert isinstance(admission.decide(newcomer, busy(*waiting), [slo], 60.0), Shed)
 
 
 def test_without_a_prediction_littles_law_is_what_bounds_the_wait(priority_class, request_of, busy) -> None:
     slo = priority_class(target=5.0)
-    door = controller()
+    admission = controller()
     waiting = [request_of(10, arrival=60.0, slo=slo) for _ in range(11)]
     for step in range(120):
-        door.admitted(waiting[0], step * 0.5)
+        admission.admitted(waiting[0], step * 0.5)
     newcomer = request_of(10, arrival=60.0, slo=slo)
-    assert isinstance(door.decide(newcomer, busy(*waiting, prefill_rate=None), [slo], 60.0), Shed)
-    assert isinstance(door.decide(newcomer, busy(*waiting[:9], prefill_rate=None), [slo], 60.0), Wait)
-    assert isinstance(door.decide(newcomer, busy(*waiting), [slo], 60.0), Wait), (
+    assert isinstance(admission.decide(newcomer, busy(*waiting, prefill_rate=None), [slo], 60.0), Shed)
+    assert isinstance(admission.decide(newcomer, busy(*waiting[:9], prefill_rate=None), [slo], 60.0), Wait)
+    assert isinstance(admission.decide(newcomer, busy(*waiting), [slo], 60.0), Wait), (
         "a prediction that holds is never overruled"
     )
 
@@ -246,54 +246,54 @@ def test_the_margin_is_learned_from_errors_near_the_target_and_leaves_room_to_le
     priority_class, request_of
 ) -> None:
     slo = priority_class(target=10.0)
-    door = AdmissionController()
+    admission = AdmissionController()
     one = request_of(slo=slo)
-    assert door.margin(one) == 0.0
+    assert admission.margin(one) == 0.0
     for _ in range(50):
-        door.compare(0, predicted=0.5, actual=4.0)  # far from the target: says nothing about it
-    assert door.margin(one) == 0.0
+        admission.compare(0, predicted=0.5, actual=4.0)  # far from the target: says nothing about it
+    assert admission.margin(one) == 0.0
     for late in range(40):
-        door.compare(0, predicted=8.0, actual=8.0 + late / 20)
-    assert door.margin(one) == pytest.approx(1.45, abs=0.06)
+        admission.compare(0, predicted=8.0, actual=8.0 + late / 20)
+    assert admission.margin(one) == pytest.approx(1.45, abs=0.06)
     for _ in range(400):
-        door.compare(0, predicted=8.0, actual=100.0)
-    assert door.margin(one) == 5.0
-    assert door.errors(0).mean_error == pytest.approx(-92.0)
+        admission.compare(0, predicted=8.0, actual=100.0)
+    assert admission.margin(one) == 5.0
+    assert admission.errors(0).mean_error == pytest.approx(-92.0)
     for _ in range(400):
-        door.compare(0, predicted=8.0, actual=3.0)
-    assert door.margin(one) == 0.0, "being early is no reason to promise what cannot be predicted"
+        admission.compare(0, predicted=8.0, actual=3.0)
+    assert admission.margin(one) == 0.0, "being early is no reason to promise what cannot be predicted"
 
 
 def test_saturation_is_raised_by_offered_work_before_any_queue_and_sheds_nobody(
     priority_class, request_of, busy
 ) -> None:
     slo = priority_class(target=10.0)
-    door = controller()
+    admission = controller()
     load = busy(backlog=0.0)
     for step in range(300):
-        door.offered(request_of(90, slo=slo), step * 0.1)  # 900 tokens a second against 1,000
-    assert not door.saturated(load, 30.0)
+        admission.offered(request_of(90, slo=slo), step * 0.1)  # 900 tokens a second against 1,000
+    assert not admission.saturated(load, 30.0)
     for step in range(300, 900):
-        door.offered(request_of(120, slo=slo), step * 0.1)
-    assert door.saturated(load, 90.0)
-    assert isinstance(door.decide(request_of(1000, arrival=90.0, slo=slo), load, [slo], 90.0), Admit)
+        admission.offered(request_of(120, slo=slo), step * 0.1)
+    assert admission.saturated(load, 90.0)
+    assert isinstance(admission.decide(request_of(1000, arrival=90.0, slo=slo), load, [slo], 90.0), Admit)
     calm = controller()
     for step in range(900):
         calm.offered(request_of(90, slo=slo), step * 0.1)
         calm.offered(request_of(90, slo=slo, retry=True), step * 0.1)
     assert not calm.saturated(load, 90.0), "repetitions are no demand"
-    assert not door.saturated(busy(prefill_rate=None), 90.0), "an unknown capacity is not a small one"
+    assert not admission.saturated(busy(prefill_rate=None), 90.0), "an unknown capacity is not a small one"
 
 
 def test_lower_classes_are_charged_with_the_rate_of_higher_ones(priority_class, request_of, busy) -> None:
     low, high = priority_class(0, target=5.0), priority_class(9, target=5.0, shares=9)
-    door = controller()
+    admission = controller()
     for step in range(600):
-        door.offered(request_of(80, slo=high), step * 0.1)
-    higher = door.higher_work([low, high], 60.0)
+        admission.offered(request_of(80, slo=high), step * 0.1)
+    higher = admission.higher_work([low, high], 60.0)
     assert higher[9] == 0
     assert higher[0] == pytest.approx(800, rel=0.05)
     load = busy(request_of(2000, arrival=60.0, slo=high), backlog=500.0)
     one = request_of(1000, arrival=60.0, slo=low)
-    assert isinstance(door.decide(one, load, [low, high], 60.0), Wait)
-    assert isinstance(door.decide(one, replace(load, higher_work=higher), [low, high], 60.0), Shed)
+    assert isinstance(admission.decide(one, load, [low, high], 60.0), Wait)
+    assert isinstance(admission.decide(one, replace(load, higher_work=higher), [low, high], 60.0), Shed)

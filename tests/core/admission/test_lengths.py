@@ -59,33 +59,35 @@ def overloaded(priority_class, request_of):
 
     def make(rule: Rule = Rule.MOORE, priority: int = 0, **options):
         slo = priority_class(priority, 10.0)
-        door = AdmissionController(rule, margin=0.0, **options)
+        admission = AdmissionController(rule, margin=0.0, **options)
         for index in range(1000):
-            door.offered(request_of(1 + index % 20 * 100, arrival=index / 2.1, slo=slo), index / 2.1)
-        return door, slo, 999 / 2.1
+            admission.offered(request_of(1 + index % 20 * 100, arrival=index / 2.1, slo=slo), index / 2.1)
+        return admission, slo, 999 / 2.1
 
     return make
 
 
 def test_a_long_one_is_refused_at_its_turn_only_when_the_queue_is_nearly_full(overloaded, request_of, busy) -> None:
-    door, slo, now = overloaded()
+    admission, slo, now = overloaded()
     long = request_of(1900, arrival=now - 9.0, slo=slo)
     short = request_of(1300, arrival=now - 9.0, slo=slo)
 
     def load(first, behind: int):
         return busy(first, *(request_of(500, arrival=now - 1.0, slo=slo) for _ in range(behind)), backlog=1.0)
 
-    refused = door.turn(long, load(long, 14), [slo], now)
+    refused = admission.recheck(long, load(long, 14), [slo], now)
     assert refused is not None
     assert (refused.request_id, refused.reason) == (long.request_id, ShedReason.OUTRANKED)
     assert refused.contended
-    assert door.turn(long, load(long, 14), [slo], now) == refused, "asking changes nothing"
-    assert door.turn(long, load(long, 10), [slo], now) is None, "there is room behind it"
-    assert door.turn(long, load(long, 0), [slo], now) is None
-    assert door.turn(short, load(short, 14), [slo], now) is None, "lengths like this can be carried"
+    assert admission.recheck(long, load(long, 14), [slo], now) == refused, "asking changes nothing"
+    assert admission.recheck(long, load(long, 10), [slo], now) is None, "there is room behind it"
+    assert admission.recheck(long, load(long, 0), [slo], now) is None
+    assert admission.recheck(short, load(short, 14), [slo], now) is None, "lengths like this can be carried"
     came_back = request_of(1900, arrival=now - 9.0, slo=slo, retry=True)
-    assert door.turn(came_back, load(came_back, 14), [slo], now) is None
-    assert door.turn(long, replace(load(long, 14), draining=True), [slo], now) is None, "nobody is expected any more"
+    assert admission.recheck(came_back, load(came_back, 14), [slo], now) is None
+    assert admission.recheck(long, replace(load(long, 14), draining=True), [slo], now) is None, (
+        "nobody is expected any more"
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,33 +97,33 @@ def test_a_long_one_is_refused_at_its_turn_only_when_the_queue_is_nearly_full(ov
 def test_only_moores_rule_looks_ahead_and_only_where_requests_count_alike(
     overloaded, request_of, busy, options
 ) -> None:
-    door, slo, now = overloaded(**options)
+    admission, slo, now = overloaded(**options)
     long = request_of(1900, arrival=now - 9.0, slo=slo)
     load = busy(long, *(request_of(500, arrival=now - 1.0, slo=slo) for _ in range(14)), backlog=1.0)
-    assert door.turn(long, load, [slo], now) is None
+    assert admission.recheck(long, load, [slo], now) is None
 
 
 def test_while_the_pool_carries_all_that_is_offered_nobody_is_refused_at_its_turn(overloaded, request_of, busy) -> None:
-    door, slo, now = overloaded()
+    admission, slo, now = overloaded()
     long = request_of(1900, arrival=now - 9.0, slo=slo)
     crowd = [request_of(1000, arrival=now - 1.0, slo=slo) for _ in range(14)]
-    assert door.turn(long, busy(long, *crowd, backlog=1.0), [slo], now) is not None
-    assert door.turn(long, busy(long, *crowd, backlog=1.0, prefill_rate=2100.0), [slo], now) is None
-    assert door.turn(long, busy(long, *crowd, backlog=1.0, prefill_rate=None), [slo], now) is None, (
+    assert admission.recheck(long, busy(long, *crowd, backlog=1.0), [slo], now) is not None
+    assert admission.recheck(long, busy(long, *crowd, backlog=1.0, prefill_rate=2100.0), [slo], now) is None
+    assert admission.recheck(long, busy(long, *crowd, backlog=1.0, prefill_rate=None), [slo], now) is None, (
         "unknown is no reason"
     )
 
 
 def test_what_higher_classes_take_is_not_there_for_a_lower_one(priority_class, request_of, busy) -> None:
     low, high = priority_class(0, 10.0), priority_class(9, 10.0)
-    door = AdmissionController(margin=0.0)
+    admission = AdmissionController(margin=0.0)
     for index in range(1000):
-        door.offered(request_of(900, arrival=float(index), slo=low), float(index))
-        door.offered(request_of(600 if index % 2 else 200, arrival=float(index), slo=high), float(index))
+        admission.offered(request_of(900, arrival=float(index), slo=low), float(index))
+        admission.offered(request_of(600 if index % 2 else 200, arrival=float(index), slo=high), float(index))
     now = 999.0
     long = request_of(2000, arrival=now - 9.0, slo=low)
     waiting = (long, *(request_of(700, arrival=now - 1.0, slo=low) for _ in range(5)))
     alone = busy(*waiting, backlog=1.0)
-    charged = replace(alone, higher_work=door.higher_work([low, high], now))
-    assert door.turn(long, alone, [low, high], now) is None, "900 of 1,000 tokens a second: all of it fits"
-    assert door.turn(long, charged, [low, high], now) is not None
+    charged = replace(alone, higher_work=admission.higher_work([low, high], now))
+    assert admission.recheck(long, alone, [low, high], now) is None, "900 of 1,000 tokens a second: all of it fits"
+    assert admission.recheck(long, charged, [low, high], now) is not None

@@ -58,18 +58,18 @@ def test_an_unmeasured_replica_is_tried_when_idle_and_is_otherwise_the_last_choi
 
 def test_a_crowd_does_not_fall_upon_a_replica_that_has_just_come_up(priority_class, request_of, report) -> None:
     slo = priority_class(target=100.0)
-    door = PoolAdmission((slo,), "gw", fleet=Fleet("gw", interval=1.0))
-    door.report(report("old"), 0.0)
+    admission = PoolAdmission((slo,), "gw", fleet=Fleet("gw", interval=1.0))
+    admission.report(report("old"), 0.0)
     for _ in range(60):
-        door.offer(request_of(400, slo=slo), 0.0)
-    held = len(door.queue)
+        admission.submit(request_of(400, slo=slo), 0.0)
+    held = len(admission.queue)
     assert held > 50
-    door.report(report("new", prefill_rate=None), 0.1)
-    sent = door.turns(0.1).dispatches
+    admission.report(report("new", prefill_rate=None), 0.1)
+    sent = admission.poll(0.1).dispatches
     # One iteration's budget of 512, in prompts of 400, and no more until it has reported again.
     assert [one.replica for one in sent].count("new") == 2
-    assert not [one for one in door.turns(0.2).dispatches if one.replica == "new"]
-    assert len(door.queue) >= held - 4
+    assert not [one for one in admission.poll(0.2).dispatches if one.replica == "new"]
+    assert len(admission.queue) >= held - 4
 
 
 def test_prefix_chains_tell_heads_and_tenants_apart() -> None:

@@ -19,10 +19,10 @@ def test_the_highest_class_goes_first_and_within_a_class_the_order_is_that_of_ar
         queue.push(one)
     assert [one.request_id for one in queue.order()] == [made[i].request_id for i in (1, 3, 4, 0, 2)]
     served = []
-    while (turn := queue.next(now=3.0)) is not None:
-        served.append(turn.request_id)
-        queue.leave(turn.request_id)
-        queue.served(turn)
+    while (first := queue.next(now=3.0)) is not None:
+        served.append(first.request_id)
+        queue.leave(first.request_id)
+        queue.served(first)
     assert served == [made[i].request_id for i in (1, 3, 4, 0, 2)]
 
 
@@ -56,16 +56,14 @@ def test_bounds_in_seconds_are_the_classs_own_or_else_the_queues(priority_class,
     patient = request_of(slo=priority_class(1, max_queue_time=60.0))
     usual = request_of(slo=priority_class(0))
     urgent = request_of(slo=priority_class(0))
-    queue.push(patient)
+    queue.push(patient, expiry=1000.0)
     queue.push(usual)
     queue.push(urgent, expiry=2.0)
-    assert queue.next_expiry() == 2.0
     assert queue.expire(1.9) == []
     assert queue.expire(2.0) == [urgent]
     assert queue.expire(59.0) == [usual]
-    queue.renew(patient.request_id, 1000.0)
-    assert queue.expire(60.0) == [patient], "no prediction may stretch the class's limit"
-    assert queue.next_expiry() is None
+    assert queue.expire(60.0) == [patient], "no prediction may extend the class's limit"
+    assert len(queue) == 0
 
 
 def test_everybody_leaves_exactly_once_whatever_happens(priority_class, request_of) -> None:
@@ -86,20 +84,23 @@ def test_everybody_leaves_exactly_once_whatever_happens(priority_class, request_
                 queue.push(one, now + rng.uniform(0.01, 10))
                 entered.add(one.request_id)
         elif action < 0.7 and len(queue):
-            turn = queue.next(now)
-            assert turn is not None
-            queue.leave(turn.request_id)
-            queue.served(turn)
-            left.append(turn.request_id)
+            first = queue.next(now)
+            assert first is not None
+            queue.leave(first.request_id)
+            queue.served(first)
+            left.append(first.request_id)
         elif action < 0.8 and entered:
             which = rng.choice(sorted(entered))
             if queue.leave(which) is not None:
                 left.append(which)
         elif action < 0.9 and len(queue):
-            queue.renew(rng.choice(queue.order()).request_id, now + rng.uniform(0, 3))
+            one = rng.choice(queue.order())
+            queue.leave(one.request_id)
+            queue.push(one, now + rng.uniform(0, 3))
         else:
             left += [one.request_id for one in queue.expire(now)]
-        assert queue.bytes == sum(one.size_bytes for one in queue.order()) <= 10_000
+        queue.check()
+        assert queue.bytes <= 10_000
         assert len(queue) <= 50
     left += [one.request_id for one in queue.expire(math.inf)]
     assert sorted(left) == sorted(entered)
@@ -125,22 +126,20 @@ def test_a_low_class_under_an_endless_stream_of_higher_ones_is_served_within_the
     while len(started) < len(waiting_low):
         while queue.depth(10) < 3:
             queue.push(request_of(tokens=500, arrival=now, slo=high))
-        turn = queue.next(now)
-        assert turn is not None
-        queue.leave(turn.request_id)
-        queue.served(turn)
-        if turn.priority == 0:
-            started[turn.request_id] = now
-        given[turn.priority] += turn.prompt_tokens
-        now += turn.prompt_tokens / rate
+        first = queue.next(now)
+        assert first is not None
+        queue.leave(first.request_id)
+        queue.served(first)
+        if first.priority == 0:
+            started[first.request_id] = now
+        given[first.priority] += first.prompt_tokens
+        now += first.prompt_tokens / rate
         assert now < 1000, "starved"
     total = sum(shares) / shares[1]
     for place, one in enumerate(waiting_low):
         ahead = place * 2000
         assert started[one.request_id] <= 5.0 + (ahead + 2000) * total / rate + 2000 / rate
-    assert given[0] / (given[0] + given[10]) <= 1.2 / total, (
-        "ageing guarantees a share, it does not turn the order round"
-    )
+    assert given[0] / (given[0] + given[10]) <= 1.2 / total, "ageing guarantees a share, it does not reverse the order"
 
 
 def test_a_fresh_low_request_never_goes_before_a_higher_class(priority_class, request_of) -> None:
@@ -150,8 +149,8 @@ def test_a_fresh_low_request_never_goes_before_a_higher_class(priority_class, re
     for step in range(40):
         now = step * 0.1
         queue.push(request_of(tokens=1000, arrival=now, slo=high))
-        turn = queue.next(now)
-        assert turn is not None
-        assert turn.priority == 10
-        queue.leave(turn.request_id)
-        queue.served(turn)
+        first = queue.next(now)
+        assert first is not None
+        assert first.priority == 10
+        queue.leave(first.request_id)
+        queue.served(first)
