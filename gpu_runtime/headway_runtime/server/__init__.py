@@ -1,1 +1,1 @@
-"""The server process: HTTP, requests, text in and out, and the client of the engine process. Imports no torch."""
+"""The server process: HTTP, requests in flight, metrics and reports. Runs no model and imports no torch."""

@@ -1,8 +1,8 @@
 """The two HTTP applications of a replica: the OpenAI API on the serving port, everything about the replica itself on
 the control port.
 
-The composition root of what is HTTP: each function's body is the map of one application. Neither changes anything:
-there is no write endpoint.
+The composition root of the HTTP side: each function's body lists the routes of one application. No route changes the
+replica's settings.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from headway_runtime.server.api import errors
-from headway_runtime.server.api.answer import ChatLayout, CompletionLayout
-from headway_runtime.server.api.documentation import add_generation_paths
 from headway_runtime.server.api.errors import ApiError
-from headway_runtime.server.api.generate import GenerateRoute
+from headway_runtime.server.api.generate_route import GenerateRoute
 from headway_runtime.server.api.generation_request import parse_chat, parse_completion
+from headway_runtime.server.api.openapi import add_generation_paths
 from headway_runtime.server.api.request_headers import request_id_of
+from headway_runtime.server.api.response_encoder import ChatEncoder, CompletionEncoder
 from headway_runtime.server.replica import Replica
 
 VERSION = "0.1.0"
@@ -32,16 +32,16 @@ def serving_app(replica: Replica) -> FastAPI:
     """`/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`; documented at `/docs`."""
     app = FastAPI(title="Headway runtime", version=VERSION, redoc_url=None)
     app.router.routes += [
-        Route("/v1/completions", GenerateRoute(replica, parse_completion, CompletionLayout()), methods=["POST"]),
-        Route("/v1/chat/completions", GenerateRoute(replica, parse_chat, ChatLayout()), methods=["POST"]),
+        Route("/v1/completions", GenerateRoute(replica, parse_completion, CompletionEncoder), methods=["POST"]),
+        Route("/v1/chat/completions", GenerateRoute(replica, parse_chat, ChatEncoder), methods=["POST"]),
     ]
 
-    def described() -> dict[str, Any]:
+    def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             app.openapi_schema = add_generation_paths(FastAPI.openapi(app))
         return app.openapi_schema
 
-    app.openapi = described  # type: ignore[method-assign]
+    app.openapi = openapi  # type: ignore[method-assign]
 
     def model() -> dict[str, Any]:
         length = replica.max_model_len
@@ -63,14 +63,14 @@ def serving_app(replica: Replica) -> FastAPI:
         return _health(replica)
 
     @app.exception_handler(ApiError)
-    async def refused(request: Request, error: ApiError) -> Response:
-        return _refusal(request, error)
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return _error_response(request, error)
 
     @app.exception_handler(HTTPException)
     async def not_routed(request: Request, error: HTTPException) -> Response:
         message = f"{error.detail}: there is no {request.method} on this path; see /docs"
         allow = [(b"allow", error.headers["Allow"].encode())] if error.headers and "Allow" in error.headers else []
-        return _refusal(request, ApiError(error.status_code, message, code="not_found", headers=allow))
+        return _error_response(request, ApiError(error.status_code, message, code="not_found", headers=allow))
 
     return app
 
@@ -85,14 +85,14 @@ def control_app(replica: Replica) -> FastAPI:
 
     @app.get(http.PATH_POLICY, summary="The policy in force")
     async def policy() -> Response:
-        known = replica.policy
-        if known is None:
+        in_force = replica.policy
+        if in_force is None:
             return Response(json.dumps({"error": "no policy was read yet"}), 404, media_type="application/json")
-        return Response(documents.dump(known), media_type="application/json")
+        return Response(documents.dump(in_force), media_type="application/json")
 
     @app.get(http.PATH_METRICS, summary="Prometheus metrics")
     async def metrics() -> Response:
-        return Response(replica.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(replica.render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get(http.PATH_HEALTH, summary="Whether this process works")
     async def health() -> Response:
@@ -100,7 +100,7 @@ def control_app(replica: Replica) -> FastAPI:
 
     @app.get(http.PATH_READY, summary="Whether new requests are taken")
     async def ready() -> Response:
-        stalled = replica.unhealthy()
+        stalled = replica.failure_reason()
         if replica.state is ReplicaState.READY and stalled is None:
             return Response(json.dumps({"status": "ready"}), media_type="application/json")
         state = replica.state if stalled is None else ReplicaState.FAILED
@@ -111,13 +111,13 @@ def control_app(replica: Replica) -> FastAPI:
 
 
 def _health(replica: Replica) -> Response:
-    reason = replica.unhealthy()
+    reason = replica.failure_reason()
     if reason is None:
         return Response(json.dumps({"status": "ok"}), media_type="application/json")
     return Response(json.dumps({"status": "failed", "message": reason}), 503, media_type="application/json")
 
 
-def _refusal(request: Request, error: ApiError) -> Response:
+def _error_response(request: Request, error: ApiError) -> Response:
     headers = {name.decode(): value.decode() for name, value in error.headers}
     headers[header_names.REQUEST_ID] = request_id_of(request.scope["headers"])
     return Response(error.body(), error.status, headers, "application/json")

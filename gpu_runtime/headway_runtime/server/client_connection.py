@@ -1,6 +1,11 @@
-"""uvicorn's HTTP protocol, cured of its faults: it loses the body of a request that offers another protocol, tells only
-the newest of several requests that their client has left, keeps any amount of head, trailers and waiting requests, and
-lets a byte now and then of a body that nobody waits for keep a connection open."""
+"""uvicorn's HTTP protocol, plus:
+
+1. a size limit for request heads, trailers and chunk extensions;
+2. limits for pipelined requests;
+3. ``Upgrade`` headers are ignored, and the request's body is kept;
+4. a disconnect reaches the request being answered, not only the newest;
+5. bytes of a body that nobody reads do not keep an idle connection open.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +17,11 @@ from headway_runtime.server.api import errors
 from headway_runtime.server.api.errors import ApiError
 
 HEAD_BYTES = 64 * 1024
-"""Of a head, of the trailers of a body, of an extension of a chunk: of whatever the parser keeps or skips until it
-makes sense."""
+"""Most bytes of a request head, of trailers, of a chunk extension: of what the parser reads before an event."""
 MOST_PIPELINED = 16
-"""Requests that may wait behind the one being answered while reading goes on, which is how a client's leaving is
-noticed."""
+"""Requests that may wait behind the one being answered while reading goes on; reading is what notices a disconnect."""
 MOST_UNANSWERED = 1000
-"""Requests that may wait at all, since a single read can hold that many and more: a client that sends on is cut off."""
+"""Most requests that may wait: a single read can hold more, and such a client's connection is closed."""
 
 _FRAMING = (b"content-length", b"transfer-encoding")
 
@@ -27,34 +30,34 @@ class ClientConnection(HttpToolsProtocol):
     """One connection of a client."""
 
     _resuming = False
-    """The parser reads a head that was read before."""
+    """The parser reads the framing headers of a head that it has read before."""
     _in_head = False
     _idle_bytes = 0
-    """Read since a head or a piece of a body was complete."""
+    """Bytes read since the last complete head or part of a body."""
     _current: RequestResponseCycle | None = None
-    """The request that is answered, or was last; those behind it wait in `pipeline`, the newest first."""
+    """The request being answered, or the last one; those behind it wait in `pipeline`, the newest first."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The request that is answered is told, and not the newest alone; what waits behind it is never begun."""
+        """Passes the disconnect to the request being answered, too; requests behind it never start."""
         super().connection_lost(exc)
         if self._current is not None and not self._current.response_complete:
             self._current.disconnected = True
             self._current.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of requests. The timer of an idle connection runs on, unless a request begins."""
+        """Bytes of requests. The timer of an idle connection runs on unless a request begins."""
         self._idle_bytes += len(data)
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self._cut_off(errors.not_http(str(error)))
+            self._close_with(errors.not_http(str(error)))
             return
         if self._idle_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self._cut_off(errors.head_too_large(HEAD_BYTES))
+            self._close_with(errors.head_too_large(HEAD_BYTES))
 
-    def _cut_off(self, error: ApiError) -> None:
-        """Ends a connection that no request can be read from any more. Its client is told why, unless it would take
-        that for the answer to an earlier request."""
+    def _close_with(self, error: ApiError) -> None:
+        """Closes a connection from which no request can be read any more. Sends the error, unless the client would take
+        it for the response to an earlier request."""
         current = self._current
         own_body = current is not None and current is self.cycle and current.more_body and not current.response_started
         if current is None or current.response_complete or own_body:
@@ -64,10 +67,9 @@ class ClientConnection(HttpToolsProtocol):
         self.transport.close()
 
     def _feed(self, data: bytes) -> None:
-        """An offer of another protocol may be passed over: then what follows the head is read for what it is.
+        """Feeds the parser; an ``Upgrade`` is ignored (RFC 9110, 7.8), and the bytes behind its head are its body.
 
-        The parser stops at such a head as if it had no body, so a fresh one takes over, which is given the framing of
-        the same head.
+        The parser stops behind such a head, so a new parser goes on; it gets the framing headers of that head first.
         """
         while True:
             try:
@@ -88,12 +90,12 @@ class ClientConnection(HttpToolsProtocol):
             super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the target."""
+        """A part of the target."""
         if not self._resuming:
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; one behind the body (a trailer) is passed over, or it would pass for one of the head's."""
+        """A header. A trailer is dropped: it would count as one of the head's."""
         if not self._resuming and self._in_head:
             super().on_header(name, value)
 
@@ -113,12 +115,12 @@ class ClientConnection(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body."""
+        """A part of a body."""
         self._idle_bytes = 0
         super().on_body(body)
 
     def on_response_complete(self) -> None:
-        """The next one's turn. The server would read on at each, however many wait."""
+        """Starts the next request. uvicorn would resume reading here, however many requests wait."""
         super().on_response_complete()
         if len(self.pipeline) >= MOST_PIPELINED and not self.transport.is_closing():
             self.flow.pause_reading()
@@ -128,6 +130,6 @@ class ClientConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
-        """The request has arrived, unless the parser merely stopped at the offer of another protocol."""
+        """The request is complete, unless the parser stopped at an ``Upgrade``."""
         if not self.parser.should_upgrade():
             super().on_message_complete()

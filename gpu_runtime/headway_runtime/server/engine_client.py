@@ -1,8 +1,7 @@
-"""The server's side of the engine: starts the engine process, sends it commands, hands its reports to the requests they
-belong to.
+"""The client of the engine process: starts it, sends commands, delivers the tokens of its reports to their listeners.
 
-All methods run on the server's event loop. Commands of one turn of the loop go out as one message. When the engine
-process ends, for whatever reason, every request in flight is told, and `died` is set.
+All methods run on the server's event loop. Commands of one iteration of the loop go out as one message. When the engine
+process ends, for whatever reason, `died` is set and every listener's `on_engine_died` is called.
 """
 
 from __future__ import annotations
@@ -37,35 +36,35 @@ from headway_runtime.settings import EngineSettings
 
 STALL_FACTOR = 10.0
 STALL_FLOOR = 10.0
-"""Seconds without a finished step, with work to do, that are never called a stall: a page fault or a busy machine is
-none."""
+"""Seconds without a finished step, with work to do, that never count as a stall: a page fault or a busy machine takes
+that long."""
 _EXIT_SECONDS = 5.0
 
 log = logging.getLogger("headway.runtime")
 
 
 def engine_environment(threads: int) -> dict[str, str]:
-    """What an engine process finds in its environment besides its parent's: `threads` of the CPU, and huge pages for
+    """What an engine process has in its environment besides its parent's: `threads` of the CPU, and huge pages for
     torch's tensors."""
     return {"OMP_NUM_THREADS": str(threads), "THP_MEM_ALLOC_ENABLE": "1"}
 
 
 class TokenListener(Protocol):
-    """Whoever waits for the tokens of one sequence."""
+    """Receives the tokens of one sequence."""
 
-    def token(self, out: TokenOut, hidden: bool) -> None:
+    def on_token(self, out: TokenOut, hidden: bool) -> None:
         """A token; `hidden` when it is the end token, which counts but is no text."""
 
-    def ended(self, ended: Ended) -> None:
-        """The engine holds the sequence no more."""
+    def on_ended(self, ended: Ended) -> None:
+        """The engine has freed the sequence."""
 
-    def engine_died(self) -> None:
-        """The engine is gone, and the sequence with it."""
+    def on_engine_died(self) -> None:
+        """The engine process has ended, and the sequence with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unconfirmed:
-    """Sequences in commands that the engine has not taken in yet, so that its own books do not show them."""
+    """Sequences in commands that the engine has not applied yet, so that its load does not show them."""
 
     number: int
     priority: int
@@ -74,8 +73,8 @@ class Unconfirmed:
 
 
 class EngineClient:
-    """One engine process. `on_report` sees every report after its tokens were handed out; `on_progress` hears how the
-    start goes."""
+    """One engine process. `on_report` gets each report after its tokens were delivered, `on_progress` each message
+    about the start."""
 
     def __init__(
         self,
@@ -93,12 +92,12 @@ class EngineClient:
         self._reader_task: asyncio.Task[None] | None = None
         self._listeners: dict[int, TokenListener] = {}
         self._next_id = 0
-        self._number = 0
-        self._applied = 0
+        self._last_sent = 0
+        self._last_applied = 0
         self._add: list[AddSequence] = []
         self._cancel: list[int] = []
         self._limits: Limits | None = None
-        self._flush_planned = False
+        self._flush_scheduled = False
         self._last_report_at = time.monotonic()
         self.unconfirmed: deque[Unconfirmed] = deque()
         self.load: EngineLoad | None = None
@@ -108,7 +107,7 @@ class EngineClient:
     async def start(self) -> Ready:
         """Spawns the process and waits until its model is loaded and calibrated.
 
-        Raises EngineDied when it ends before; it has then said why on standard error.
+        Raises EngineDied when the process ends before; it has then written the reason to standard error.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -127,48 +126,51 @@ class EngineClient:
                 self._on_progress(message["progress"])
             self.ready = Ready.unpack(message)
         except (StopAsyncIteration, ChannelClosed, OSError):
-            self._gone()
+            self._on_process_end()
             raise EngineDied("the engine process ended before it was ready") from None
         self._reader_task = asyncio.create_task(self._read(messages))
         return self.ready
 
     def new_ids(self, count: int) -> list[int]:
-        """Numbers for sequences, unique in this process's life. What clients call their requests never becomes one."""
+        """`count` sequence ids, unique in this process. Never derived from what a client sends."""
         first = self._next_id
         self._next_id += count
         return list(range(first, first + count))
 
     def add(self, sequences: list[AddSequence], listeners: list[TokenListener]) -> None:
-        """Asks for sequences. Raises EngineDied when there is no engine."""
+        """Adds sequences to the engine. Raises EngineDied when the engine process has ended."""
         if self.died.is_set():
             raise EngineDied("the engine process is gone")
         for sequence, listener in zip(sequences, listeners, strict=True):
             self._listeners[sequence.seq_id] = listener
         self._add += sequences
         for sequence in sequences:
-            self.unconfirmed.append(Unconfirmed(self._number + 1, sequence.priority, 1, len(sequence.prompt)))
-        self._plan_flush()
+            self.unconfirmed.append(Unconfirmed(self._last_sent + 1, sequence.priority, 1, len(sequence.prompt)))
+        self._schedule_flush()
 
     def cancel(self, seq_ids: Iterable[int]) -> None:
-        """Gives sequences up; those that have ended already are passed over."""
+        """Cancels sequences; ids of sequences that have ended are ignored."""
         for seq_id in seq_ids:
             if self._listeners.pop(seq_id, None) is not None:
                 self._cancel.append(seq_id)
-                self._plan_flush()
+                self._schedule_flush()
 
     def set_limits(self, limits: Limits) -> None:
         """The knobs from the next iteration on; in force once `load` shows them."""
         self._limits = limits
-        self._plan_flush()
+        self._schedule_flush()
 
     @property
     def in_flight(self) -> int:
-        """Sequences that somebody waits for."""
+        """Sequences with a listener."""
         return len(self._listeners)
 
     def stalled_for(self, now: float) -> float | None:
-        """Seconds since the last finished step, when that is too long for the work at hand; None while all is well."""
-        if not self._listeners and self._applied == self._number:
+        """Seconds since the last finished step when they exceed the stall limit; None otherwise.
+
+        The limit: STALL_FACTOR times the longest step, at least STALL_FLOOR seconds.
+        """
+        if not self._listeners and self._last_applied == self._last_sent:
             return None
         longest = self.load.longest_step_seconds if self.load is not None else None
         limit = max(STALL_FLOOR, STALL_FACTOR * (longest or 0.0))
@@ -176,7 +178,7 @@ class EngineClient:
         return waited if waited > limit else None
 
     async def stop(self) -> int:
-        """Closes the link, which ends the process, and kills it when it does not go. Returns its exit status, 128 +
+        """Closes the channel, which ends the process; kills it when it runs on for 5 s. Returns its exit status, 128 +
         signal when killed."""
         if self._reader_task is not None:
             self._reader_task.cancel()
@@ -200,17 +202,17 @@ class EngineClient:
     async def _read(self, messages: object) -> None:
         try:
             async for message in messages:  # type: ignore[attr-defined]
-                self._take(StepReport.unpack(message))
+                self._deliver(StepReport.unpack(message))
         except (ChannelClosed, OSError):
-            pass  # The same as an orderly end of the stream: nobody is there any more.
+            pass  # The same as an orderly end of the stream: the process has ended.
         except Exception:
-            log.exception("a report of the engine could not be handed out: without it nothing can go on")
+            log.exception("a report of the engine could not be delivered: without it nothing can go on")
         finally:
-            self._gone()
+            self._on_process_end()
 
-    def _take(self, report: StepReport) -> None:
+    def _deliver(self, report: StepReport) -> None:
         self._last_report_at = time.monotonic()
-        self._applied = report.applied
+        self._last_applied = report.applied
         while self.unconfirmed and self.unconfirmed[0].number <= report.applied and report.load is not None:
             self.unconfirmed.popleft()
         if report.load is not None:
@@ -219,36 +221,36 @@ class EngineClient:
         for out in report.tokens:
             listener = self._listeners.get(out.seq_id)
             if listener is not None:
-                listener.token(out, out.seq_id in stopped)
+                listener.on_token(out, out.seq_id in stopped)
         for ended in report.ended:
             listener = self._listeners.pop(ended.seq_id, None)
             if listener is not None:
-                listener.ended(ended)
+                listener.on_ended(ended)
         self._on_report(report)
 
-    def _plan_flush(self) -> None:
-        if not self._flush_planned:
-            self._flush_planned = True
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._flush_planned = False
+        self._flush_scheduled = False
         if self._writer is None or self.died.is_set():
             return
-        if self._applied == self._number and not self._listeners_before(self._add):
-            self._last_report_at = time.monotonic()  # It was idle: the wait for a step starts now.
-        self._number += 1
-        commands = Commands(self._number, tuple(self._add), tuple(self._cancel), self._limits)
+        if self._last_applied == self._last_sent and not self._num_listeners_before(self._add):
+            self._last_report_at = time.monotonic()  # The engine was idle: the wait for a step starts now.
+        self._last_sent += 1
+        commands = Commands(self._last_sent, tuple(self._add), tuple(self._cancel), self._limits)
         self._add, self._cancel, self._limits = [], [], None
         self._writer.write(frame(commands.pack()))
 
-    def _listeners_before(self, added: list[AddSequence]) -> int:
+    def _num_listeners_before(self, added: list[AddSequence]) -> int:
         return len(self._listeners) - len(added)
 
-    def _gone(self) -> None:
+    def _on_process_end(self) -> None:
         if self.died.is_set():
             return
         self.died.set()
         listeners, self._listeners = self._listeners, {}
         for listener in listeners.values():
-            listener.engine_died()
+            listener.on_engine_died()

@@ -1,7 +1,6 @@
-"""One request while the engine works on it: its choices, and why it ended when it did not end well.
+"""One request in flight: its choices, and the error or disconnect that ended it early.
 
-Lives on the server's event loop, which is the only one to touch it. Knows no HTTP beyond the error that its client is
-to be told.
+Used on the server's event loop only. Knows no HTTP beyond the error that its client gets.
 """
 
 from __future__ import annotations
@@ -11,25 +10,25 @@ import time
 from collections.abc import Callable
 
 from headway_runtime.ipc.messages import Ended, EndReason, TokenOut
-from headway_runtime.server.api.answer import Usage
 from headway_runtime.server.api.errors import ApiError, engine_died
+from headway_runtime.server.api.response_encoder import Usage
 from headway_runtime.server.metrics import RuntimeMetrics
 from headway_runtime.text.text_delta import TextDelta
 from headway_runtime.text.text_stream import TextStream
 
 
 class Generation:
-    """`choices` of one request. Whoever answers waits for `changed`, takes pieces from the choices, and looks at
-    `failure` and `gone`."""
+    """The choices of one request. The route waits for `changed`, takes the deltas of `choices`, and checks `error` and
+    `disconnected`."""
 
     def __init__(self, prompt_tokens: int, arrival: float, metrics: RuntimeMetrics, class_label: str) -> None:
         self.choices: list[Choice] = []
         self.prompt_tokens = prompt_tokens
         self.changed = asyncio.Event()
-        self.failure: ApiError | None = None
-        """What the client is told instead of the rest of its answer."""
-        self.gone = False
-        """The client closed the connection: nobody is to be told anything."""
+        self.error: ApiError | None = None
+        """What the client gets instead of the rest of its response."""
+        self.disconnected = False
+        """The client closed the connection: nothing more is sent."""
         self.cached_tokens: int | None = None
         """Prompt tokens that came from the prefix cache; None before the first token."""
         self._arrival = arrival
@@ -39,8 +38,8 @@ class Generation:
 
     @property
     def done(self) -> bool:
-        """Nothing more will come."""
-        return self.gone or self.failure is not None or all(choice.finished for choice in self.choices)
+        """No more tokens will come."""
+        return self.disconnected or self.error is not None or all(choice.finished for choice in self.choices)
 
     @property
     def usage(self) -> Usage:
@@ -48,45 +47,45 @@ class Generation:
         return Usage(self.prompt_tokens, sum(choice.num_tokens for choice in self.choices), self.cached_tokens or 0)
 
     def fail(self, error: ApiError) -> None:
-        """Ends it for a reason that the client is told. The first reason stays."""
+        """Ends it with an error for the client. The first error stays."""
         if not self.done:
-            self.failure = error
+            self.error = error
         self.changed.set()
 
-    def leave(self) -> None:
-        """The client is gone."""
-        self.gone = True
+    def disconnect(self) -> None:
+        """The client has closed the connection."""
+        self.disconnected = True
         self.changed.set()
 
-    def leave_unless_cancelled(self, waiting: asyncio.Task[None]) -> None:
-        """For the task that waits for the client's going, when it is done."""
+    def disconnect_unless_cancelled(self, waiting: asyncio.Task[None]) -> None:
+        """The done-callback of the task that waits for the disconnect."""
         if not waiting.cancelled():
-            self.leave()
+            self.disconnect()
 
     def expire_after(self, seconds: float, error: ApiError) -> None:
-        """Fails it when it is not done by then."""
+        """Fails it with `error` when it is not done within `seconds`."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, error)
 
     def close(self) -> None:
-        """Nobody looks at it any more."""
+        """Stops the time-out: the response is complete or has no reader."""
         if self._timer is not None:
             self._timer.cancel()
 
     def count_token(self, choice: Choice, cached: int | None, now: float) -> None:
-        """Books a token of one of its choices."""
+        """Counts a token of one of its choices. `cached`: prompt tokens from the prefix cache, with a first token."""
         if choice.last_token_at is not None:
-            self._metrics.token_gap(self._class_label, now - choice.last_token_at)
-        if cached is not None and choice.leads:
+            self._metrics.observe_itl(self._class_label, now - choice.last_token_at)
+        if cached is not None and choice.first_of_prompt:
             if self.cached_tokens is None:
-                self._metrics.first_token(self._class_label, now - self._arrival)
+                self._metrics.observe_ttft(self._class_label, now - self._arrival)
             self.cached_tokens = (self.cached_tokens or 0) + cached
 
 
 class Choice:
-    """One of a request's completions: it listens to one sequence of the engine and turns its tokens into text.
+    """One of a request's completions: the listener of one sequence, whose tokens it turns into text.
 
-    `leads`: of the choices that share a prompt, the one whose cached tokens count, since the prompt counts once.
-    `give_up` is called with the sequence's number when a stop string has ended the text and the engine goes on.
+    `first_of_prompt`: the first of the choices that share a prompt; its cached tokens count, since the prompt counts
+    once. `cancel` is called with `seq_id` when a stop string has ended the text while the engine still generates.
     """
 
     def __init__(
@@ -96,31 +95,30 @@ class Choice:
         index: int,
         text: TextStream,
         *,
-        leads: bool,
-        give_up: Callable[[int], None],
+        first_of_prompt: bool,
+        cancel: Callable[[int], None],
     ) -> None:
         self.seq_id = seq_id
         self.index = index
-        self.leads = leads
+        self.first_of_prompt = first_of_prompt
         self.last_token_at: float | None = None
         self.held_by_engine = True
         self._generation = generation
         self._text = text
-        self._give_up = give_up
+        self._cancel_sequence = cancel
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that count."""
+        """Tokens generated, without those after a stop string."""
         return self._text.num_tokens
 
     @property
     def finished(self) -> bool:
-        """Its reason to end is known."""
+        """Whether its finish reason is known."""
         return self._text.finish is not None
 
-    def token(self, out: TokenOut, hidden: bool) -> None:
-        """A token from the engine. One that comes after a stop string is neither text nor counted: the engine just does
-        not know yet."""
+    def on_token(self, out: TokenOut, hidden: bool) -> None:
+        """A token from the engine. A token after a stop string is dropped: the engine has not read the cancel yet."""
         if self.finished:
             return
         now = time.monotonic()
@@ -131,26 +129,26 @@ class Choice:
         else:
             self._text.feed(out.token, out.logprobs)
             if self.finished:
-                self._give_up(self.seq_id)
+                self._cancel_sequence(self.seq_id)
         self._generation.changed.set()
 
-    def ended(self, ended: Ended) -> None:
-        """The engine holds the sequence no more."""
+    def on_ended(self, ended: Ended) -> None:
+        """The engine has freed the sequence."""
         self.held_by_engine = False
         if ended.reason is EndReason.ERROR:
             self._generation.fail(ApiError(400, f"this request cannot go on: {ended.message}", code="sampling_failed"))
         self._text.end("stop" if ended.reason is EndReason.STOP else "length")
         self._generation.changed.set()
 
-    def engine_died(self) -> None:
-        """The engine is gone."""
+    def on_engine_died(self) -> None:
+        """The engine process has ended."""
         self.held_by_engine = False
         self._generation.fail(engine_died())
 
-    def take_news(self) -> TextDelta | None:
-        """What it gained since this was asked last; None when nothing."""
+    def take_delta(self) -> TextDelta | None:
+        """Its new text since the last call; None without any."""
         return self._text.take()
 
-    def take_all(self) -> TextDelta:
-        """The finished choice as one piece."""
+    def take_whole(self) -> TextDelta:
+        """The whole text of a finished choice."""
         return self._text.take() or TextDelta(finish="length")

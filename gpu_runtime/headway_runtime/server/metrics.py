@@ -1,5 +1,4 @@
-"""What Prometheus sees of a replica. Every label takes its values from a closed set; nothing that a client sends
-becomes one."""
+"""The Prometheus metrics of a replica. Each label has a closed set of values, none of which a client can choose."""
 
 from __future__ import annotations
 
@@ -80,13 +79,13 @@ class RuntimeMetrics:
             Metric.POLICY_AGE, "Seconds since a good policy was last read.", ["pool"], registry=self.registry
         )
         self._emulated = Gauge(
-            Metric.EMULATED, "1 when iterations are stretched to emulate an accelerator.", registry=self.registry
+            Metric.EMULATED, "1 when iterations are lengthened to emulate an accelerator.", registry=self.registry
         )
         self._classes: frozenset[str] = frozenset()
-        self._counted: dict[tuple[str, ...], int] = {}
+        self._totals: dict[tuple[str, ...], int] = {}
 
     def set_emulated(self, emulated: bool) -> None:
-        """Whether iterations are stretched."""
+        """Whether iterations are lengthened to emulate an accelerator."""
         self._emulated.set(emulated)
 
     def set_classes(self, names: Iterable[str]) -> None:
@@ -98,53 +97,53 @@ class RuntimeMetrics:
                     histogram.remove(gone)
         self._classes = new
 
-    def class_label(self, name: str | None) -> str:
-        """The label for a request that says it is of class `name`."""
-        return name if name is not None and name in self._classes else OTHER_CLASS
+    def class_label(self, class_name: str | None) -> str:
+        """The label for a request that says it is of class `class_name`."""
+        return class_name if class_name is not None and class_name in self._classes else OTHER_CLASS
 
-    def first_token(self, label: str, seconds: float) -> None:
-        """A request has its first token, `seconds` after it arrived."""
-        self._ttft.labels(label).observe(seconds)
+    def observe_ttft(self, class_label: str, seconds: float) -> None:
+        """A request's first token came `seconds` after it arrived."""
+        self._ttft.labels(class_label).observe(seconds)
 
-    def token_gap(self, label: str, seconds: float) -> None:
-        """A choice got a token, `seconds` after the one before."""
-        self._itl.labels(label).observe(seconds)
+    def observe_itl(self, class_label: str, seconds: float) -> None:
+        """A choice's token came `seconds` after the one before."""
+        self._itl.labels(class_label).observe(seconds)
 
-    def step(self, elapsed: float, predicted: float | None) -> None:
-        """An iteration ended."""
+    def observe_step(self, elapsed: float, predicted: float | None) -> None:
+        """An iteration took `elapsed` seconds; `predicted` were expected."""
         self._step.observe(elapsed)
         if predicted is not None and elapsed > 0:
             self._step_error.observe(abs(predicted - elapsed) / elapsed)
 
-    def load(self, load: EngineLoad, total_blocks: int) -> None:
-        """The engine's books have a new reading."""
+    def set_load(self, load: EngineLoad, total_blocks: int) -> None:
+        """A new load of the engine."""
         self._running.set(load.running)
         self._waiting.set(load.waiting)
         self._blocks.labels("free").set(load.free_blocks - load.cached_blocks)
         self._blocks.labels("cached").set(load.cached_blocks)
         self._blocks.labels("used").set(total_blocks - load.free_blocks)
-        self._count(
+        self._raise_to(
             self._prompt.labels("computed"), load.prompt_tokens - load.cached_prompt_tokens, "prompt", "computed"
         )
-        self._count(self._prompt.labels("cached"), load.cached_prompt_tokens, "prompt", "cached")
-        self._count(self._prompt.labels("recomputed"), load.recomputed_tokens, "prompt", "recomputed")
-        self._count(self._output, load.output_tokens, "output")
+        self._raise_to(self._prompt.labels("cached"), load.cached_prompt_tokens, "prompt", "cached")
+        self._raise_to(self._prompt.labels("recomputed"), load.recomputed_tokens, "prompt", "recomputed")
+        self._raise_to(self._output, load.output_tokens, "output")
         for cause, total in load.preemptions.items():
-            self._count(self._preemptions.labels("recompute", cause), total, "preemption", cause)
+            self._raise_to(self._preemptions.labels("recompute", cause), total, "preemption", cause)
 
-    def policy(self, pool: str, revision: int, age: float | None) -> None:
-        """The policy's state, at each scrape. Before the first good read there is no age."""
+    def set_policy(self, pool: str, revision: int, age: float | None) -> None:
+        """The policy's state, at each scrape. `age`: seconds since a good read; None before the first."""
         self._revision.labels(pool).set(revision)
         if age is not None:
             self._policy_age.labels(pool).set(age)
 
     def render(self) -> bytes:
-        """The exposition text."""
+        """The Prometheus text format."""
         return generate_latest(self.registry)
 
-    def _count(self, counter: Counter, total: int, *key: str) -> None:
-        """Brings a counter up to the engine's own running total."""
-        before = self._counted.get(key, 0)
+    def _raise_to(self, counter: Counter, total: int, *key: str) -> None:
+        """Raises a counter to the engine's running total."""
+        before = self._totals.get(key, 0)
         if total > before:
             counter.inc(total - before)
-            self._counted[key] = total
+            self._totals[key] = total

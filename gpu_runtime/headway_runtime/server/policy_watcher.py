@@ -1,8 +1,6 @@
-"""Watching the policy file, or the mounted directory of policy files: read again every half second, taken only when it
-is news.
+"""Watches the policy file, or the mounted directory of policy files: reads it every half second and reports changes.
 
-Reads files and nothing else; which document wins is `headway_core.policy_store`'s to decide, what it means for the
-engine the server's.
+Only reads files: `headway_core.policy_store` decides which document is in force, `server.replica` applies it.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ log = logging.getLogger("headway.policy")
 
 
 def read_documents(path: Path) -> dict[str, bytes]:
-    """Document name → content: of the file itself, or of each ``*.json`` in the directory. What cannot be read is left
-    out.
+    """Document name → content: of the file itself, or of each ``*.json`` in the directory; not of unreadable files.
 
     A mounted ConfigMap is a directory of symbolic links beside a ``..data`` of its own: names with a leading dot are
     not documents.
@@ -49,46 +46,45 @@ def read_documents(path: Path) -> dict[str, bytes]:
 
 
 class PolicyWatcher:
-    """The policy of one pool as the files have it; `on_change` is called, on the event loop, whenever another one comes
-    into force."""
+    """The policy of one pool. `on_change` is called on the event loop whenever another policy comes into force."""
 
     def __init__(self, path: Path, pool: str, on_change: Callable[[Policy], None]) -> None:
         self._path = path
         self._pool = pool
         self._on_change = on_change
-        self._book = PolicyStore()
+        self._store = PolicyStore()
         self._last_errors: dict[str, str] = {}
 
     @property
     def policy(self) -> Policy | None:
         """The policy in force; None before the first good read."""
-        return self._book.policies.get(self._pool)
+        return self._store.policies.get(self._pool)
 
     @property
     def age(self) -> float | None:
         """Seconds since a good document for the pool was last read."""
-        return self._book.age(self._pool, time.monotonic())
+        return self._store.age(self._pool, time.monotonic())
 
     def read_once(self) -> None:
-        """Reads now, in this thread."""
-        self._take(read_documents(self._path))
+        """Reads the files now, in this thread."""
+        self._update(read_documents(self._path))
 
     async def watch(self) -> None:
-        """Reads for ever. Files are read in a thread: a slow mount must not hold up tokens."""
+        """Reads for ever. Files are read in a thread, so that a slow mount does not delay tokens."""
         while True:
             await asyncio.sleep(READ_INTERVAL)
-            self._take(await asyncio.to_thread(read_documents, self._path))
+            self._update(await asyncio.to_thread(read_documents, self._path))
 
     def acknowledgement(self, effective: Knobs, clamped_by: dict[str, str]) -> Acknowledgement | None:
-        """What to publish; None when there never was a policy."""
-        return self._book.acknowledgement(self._pool, effective, clamped_by, time.monotonic())
+        """The acknowledgement for the load report; None before the first policy."""
+        return self._store.acknowledgement(self._pool, effective, clamped_by, time.monotonic())
 
-    def _take(self, documents: dict[str, bytes]) -> None:
-        changed = self._book.offer(documents, time.monotonic())
-        if self._book.errors != self._last_errors:
-            for name, reason in self._book.errors.items():
+    def _update(self, documents: dict[str, bytes]) -> None:
+        changed = self._store.offer(documents, time.monotonic())
+        if self._store.errors != self._last_errors:
+            for name, reason in self._store.errors.items():
                 log.warning("policy %s is not used: %s; the last good one stays in force", name, reason)
-            self._last_errors = dict(self._book.errors)
+            self._last_errors = dict(self._store.errors)
         for policy in changed:
             if policy.pool.name == self._pool:
                 log.info("policy revision %d of pool %s is in force", policy.revision, self._pool)

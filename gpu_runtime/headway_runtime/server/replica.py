@@ -1,7 +1,7 @@
-"""The replica as its HTTP side sees it: state, engine, text, policy, books. One object a process, made in
-`headway_runtime.server.app`.
+"""The replica as its HTTP side uses it: state, engine, prompts, policy, metrics, reports. One object a process, made in
+`headway_runtime.server.server`.
 
-Knows no JSON and no ASGI; endpoints ask it to accept a request, wait on the `Generation` they get, and release it.
+Knows no JSON and no ASGI. A route calls `accept`, waits on the `Generation` that it gets, and calls `release`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from headway_runtime.server.runtime_reporter import RuntimeReporter
 from headway_runtime.settings import Settings
 
 ENCODING_THREADS = 2
-_Given = TypeVar("_Given")
+_Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
 log = logging.getLogger("headway.runtime")
 
 
 class Replica:
-    """One model, one engine, everything in flight on it."""
+    """One model, one engine, and all requests in flight."""
 
     def __init__(self, settings: Settings, prompts: PromptEncoder, metrics: RuntimeMetrics) -> None:
         self.settings = settings
@@ -55,11 +55,11 @@ class Replica:
         self._prompts = prompts
         self._threads = ThreadPoolExecutor(ENCODING_THREADS, thread_name_prefix="encode")
         self._large = ThreadPoolExecutor(1, thread_name_prefix="large")
-        self._reports = RuntimeReporter(
+        self._reporter = RuntimeReporter(
             settings.replica_id, settings.pool, settings.served_model_name, settings.engine.pace
         )
         metrics.set_emulated(settings.engine.pace is not None)
-        self._policy_file = (
+        self._policy_watcher = (
             None if settings.policy is None else PolicyWatcher(settings.policy, settings.pool, self._apply_policy)
         )
         self._clamped_by: dict[str, str] = {}
@@ -67,50 +67,49 @@ class Replica:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ start, drain, stop
 
     async def start(self) -> None:
         """Loads the model. Raises EngineDied."""
         ready = await self.engine.start()
         self._prompts.set_model(ready)
         self.state, self.message = ReplicaState.READY, None
-        if self._policy_file is not None:
-            self._policy_file.read_once()
+        if self._policy_watcher is not None:
+            self._policy_watcher.read_once()
 
     async def watch_policy(self) -> None:
-        """Follows the policy file for ever."""
-        if self._policy_file is not None:
-            await self._policy_file.watch()
+        """Applies each new policy; returns only without a policy file."""
+        if self._policy_watcher is not None:
+            await self._policy_watcher.watch()
 
     def begin_drain(self) -> None:
-        """Takes nothing new from here on."""
+        """Rejects new requests from here on."""
         if self.state is not ReplicaState.FAILED:
             self.state, self.message = ReplicaState.DRAINING, "shutting down"
 
-    async def drained(self, seconds: float) -> None:
-        """Waits until nothing is in flight, at most `seconds`; then ends the rest with an error that their clients
-        see."""
+    async def wait_until_drained(self, seconds: float) -> None:
+        """Waits at most `seconds` until no request is in flight; then fails those that still are."""
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
         except TimeoutError:
-            self.cut_all()
+            self.fail_all()
 
-    def cut_all(self) -> None:
-        """Ends everything in flight with an error."""
+    def fail_all(self) -> None:
+        """Ends each request in flight with an error that its client gets."""
         for generation in self._generations:
-            generation.fail(errors.cut_by_drain())
+            generation.fail(errors.drain_timed_out())
 
-    async def until_idle(self, seconds: float) -> None:
-        """Waits until every answer is written, at most `seconds`."""
+    async def wait_until_idle(self, seconds: float) -> None:
+        """Waits at most `seconds` until every response is written."""
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
         except TimeoutError:
-            log.warning("%d answers could not be finished", len(self._generations))
+            log.warning("%d responses could not be finished", len(self._generations))
 
     def engine_failed(self) -> None:
-        """The engine process is gone: nobody may be sent here."""
+        """The engine process has ended: the state is FAILED from here on."""
         self.state, self.message = ReplicaState.FAILED, "the engine process ended"
 
     async def stop(self) -> int:
@@ -122,8 +121,8 @@ class Replica:
     # ------------------------------------------------------------ requests
 
     @property
-    def closing(self) -> bool:
-        """Connections are not to be kept."""
+    def closes_connections(self) -> bool:
+        """Whether responses close their connection: the replica drains or has failed."""
         return self.state in (ReplicaState.DRAINING, ReplicaState.FAILED)
 
     @property
@@ -136,30 +135,29 @@ class Replica:
         """Longest prompt plus output; None before the engine is up."""
         return None if self.engine.ready is None else self.engine.ready.capacity.max_model_len
 
-    def check_open(self) -> None:
-        """Raises ApiError (503) unless new requests are taken."""
+    def check_accepting(self) -> None:
+        """Raises ApiError (503) unless new requests are accepted."""
         if self.state is ReplicaState.DRAINING:
             raise errors.draining()
         if self.state is not ReplicaState.READY:
             raise errors.not_ready()
 
-    async def aside(self, work: Callable[[_Given], _Result], given: _Given, *, large: bool) -> _Result:
-        """`work(given)`, done in a worker thread. Large requests have one of their own, so that they keep only each
-        other waiting."""
-        return await asyncio.get_running_loop().run_in_executor(self._large if large else self._threads, work, given)
+    async def run_in_thread(self, work: Callable[[_Argument], _Result], argument: _Argument, *, large: bool) -> _Result:
+        """`work(argument)` in a worker thread. Large requests share one thread, so that they delay only each other."""
+        return await asyncio.get_running_loop().run_in_executor(self._large if large else self._threads, work, argument)
 
     async def accept(
         self, request: GenerationRequest, headers: RequestHeaders, arrival: float, *, large: bool
     ) -> Generation:
-        """Templates and tokenizes in a thread, then hands the request's sequences to the engine.
+        """Renders and tokenizes in a thread, then adds the request's sequences to the engine.
 
         Raises ApiError or RequestError.
         """
         if request.model is not None and request.model != self.model_name:
             raise errors.unknown_model(request.model, self.model_name)
-        prompts = await self.aside(self._prompts.encode, request, large=large)
-        self.check_open()
-        generation, added = self._sequences(request, headers, prompts, arrival)
+        prompts = await self.run_in_thread(self._prompts.encode, request, large=large)
+        self.check_accepting()
+        generation, added = self._make_sequences(request, headers, prompts, arrival)
         try:
             self.engine.add(added, [*generation.choices])
         except EngineDied:
@@ -171,33 +169,34 @@ class Replica:
         return generation
 
     def release(self, generation: Generation) -> None:
-        """Nobody waits for the request any more: what the engine still has of it is given up."""
+        """The response is complete or has no reader: cancels the sequences that the engine still has."""
         generation.close()
         self.engine.cancel(choice.seq_id for choice in generation.choices if choice.held_by_engine)
         self._generations.discard(generation)
         if not self._generations:
             self._idle.set()
 
-    def _sequences(
+    def _make_sequences(
         self, request: GenerationRequest, headers: RequestHeaders, prompts: list[TokenIds], arrival: float
     ) -> tuple[Generation, list[AddSequence]]:
-        """One choice and one sequence for each of `n` completions of each prompt, in the order of the answer's
+        """One choice and one sequence for each of `n` completions of each prompt, in the order of the response's
         indices."""
         ids = self.engine.new_ids(len(prompts) * request.n)
-        # Without a seed each prompt draws for itself: the same prompt asked several times is not to get the same answer
-        # several times.
+        # Without a seed each prompt gets a random one: a prompt sent twice in a request should get two completions.
         seeds = [secrets.randbits(62) if request.params.seed is None else request.params.seed for _ in prompts]
-        label = self.metrics.class_label(headers.class_name)
+        class_label = self.metrics.class_label(headers.class_name)
         ttft, tpot = self._targets(headers.class_name)
         salt = header_names.tenant_salt(headers.tenant)
-        generation = Generation(sum(len(prompt) for prompt in prompts), arrival, self.metrics, label)
+        generation = Generation(sum(len(prompt) for prompt in prompts), arrival, self.metrics, class_label)
         added: list[AddSequence] = []
         for index, seq_id in enumerate(ids):
             prompt = prompts[index // request.n]
             leader = ids[index - index % request.n]
             params = replace(request.params, seed=seeds[index // request.n], choice=index % request.n)
             text = self._prompts.text_stream(request)
-            choice = Choice(generation, seq_id, index, text, leads=seq_id == leader, give_up=self._give_up)
+            choice = Choice(
+                generation, seq_id, index, text, first_of_prompt=seq_id == leader, cancel=self._cancel_sequence
+            )
             generation.choices.append(choice)
             added.append(
                 AddSequence(
@@ -215,64 +214,62 @@ class Replica:
             )
         return generation, added
 
-    def _give_up(self, seq_id: int) -> None:
+    def _cancel_sequence(self, seq_id: int) -> None:
         self.engine.cancel((seq_id,))
 
     def _targets(self, class_name: str | None) -> tuple[TtftObjective | None, TpotObjective | None]:
-        """What the policy in force promises to a class; (None, None) without a policy or for a class that it does not
-        have."""
+        """The class's objectives in the policy in force; (None, None) without a policy or for an unknown class."""
         policy = self.policy
-        known = () if policy is None else policy.classes
-        for one in known:
-            if one.name == class_name:
-                return one.objectives.ttft, one.objectives.tpot
+        for priority_class in () if policy is None else policy.classes:
+            if priority_class.name == class_name:
+                return priority_class.objectives.ttft, priority_class.objectives.tpot
         return None, None
 
-    # ------------------------------------------------------------ books
+    # ------------------------------------------------------------ policy, reports, metrics
 
     @property
     def policy(self) -> Policy | None:
         """The policy in force."""
-        return None if self._policy_file is None else self._policy_file.policy
+        return None if self._policy_watcher is None else self._policy_watcher.policy
 
-    def saw_dispatch(self, dispatch: tuple[str, int] | None) -> None:
-        """A gateway's request is in these books, or was refused."""
+    def record_dispatch(self, dispatch: tuple[str, int] | None) -> None:
+        """A gateway's request with this dispatch number was accepted or rejected."""
         if dispatch is not None:
-            self._reports.saw_dispatch(*dispatch)
+            self._reporter.record_dispatch(*dispatch)
 
-    def response_headers(self) -> errors.Headers:
-        """The load hint, once there is anything to say."""
-        hint = self._reports.hint(self.engine.load, self.engine.unconfirmed)
+    def load_headers(self) -> errors.Headers:
+        """The load hint as a response header; none before the engine's first report."""
+        hint = self._reporter.hint(self.engine.load, self.engine.unconfirmed)
         return () if hint is None else ((header_names.LOAD.encode(), documents.dump(hint).encode()),)
 
     def report(self) -> RuntimeReport:
         """The load report as of now."""
         policy = self.policy
         load = self.engine.load
-        stalled = self.unhealthy()
+        stalled = self.failure_reason()
         effective = Knobs() if load is None else Knobs(load.limits.max_num_seqs, load.limits.prefill_token_budget)
-        return self._reports.report(
+        return self._reporter.report(
             at=time.time(),
             state=self.state if stalled is None else ReplicaState.FAILED,
             ready=self.engine.ready,
             load=load,
             unconfirmed=self.engine.unconfirmed,
             policy=None
-            if self._policy_file is None
-            else self._policy_file.acknowledgement(effective, self._clamped_by),
+            if self._policy_watcher is None
+            else self._policy_watcher.acknowledgement(effective, self._clamped_by),
             cordoned=policy is not None and self.settings.replica_id in policy.cordoned,
             message=stalled or self.message,
         )
 
-    def scrape(self) -> bytes:
-        """The metrics as Prometheus reads them."""
+    def render_metrics(self) -> bytes:
+        """The metrics in the Prometheus text format."""
         policy = self.policy
-        age = None if self._policy_file is None else self._policy_file.age
-        self.metrics.policy(self.settings.pool, 0 if policy is None else policy.revision, age)
+        age = None if self._policy_watcher is None else self._policy_watcher.age
+        self.metrics.set_policy(self.settings.pool, 0 if policy is None else policy.revision, age)
         return self.metrics.render()
 
-    def unhealthy(self) -> str | None:
-        """Why this process should be restarted; None while it should not."""
+    def failure_reason(self) -> str | None:
+        """Why this process should be restarted; None while it works."""
         if self.state is ReplicaState.FAILED:
             return "the engine process ended"
         waited = self.engine.stalled_for(time.monotonic())
@@ -284,14 +281,14 @@ class Replica:
 
     def _on_report(self, report: StepReport) -> None:
         if report.elapsed is not None:
-            self.metrics.step(report.elapsed, report.predicted)
+            self.metrics.observe_step(report.elapsed, report.predicted)
         if report.load is not None and self.engine.ready is not None:
-            self.metrics.load(report.load, self.engine.ready.capacity.total_blocks)
+            self.metrics.set_load(report.load, self.engine.ready.capacity.total_blocks)
 
     def _apply_policy(self, policy: Policy) -> None:
         if self.engine.ready is None:
             return
         effective, self._clamped_by = clamp(policy.knobs, self.engine.ready.capacity)
-        self.metrics.set_classes(known.name for known in policy.classes)
+        self.metrics.set_classes(priority_class.name for priority_class in policy.classes)
         if effective.max_num_seqs is not None and effective.prefill_token_budget is not None:
             self.engine.set_limits(Limits(effective.max_num_seqs, effective.prefill_token_budget))

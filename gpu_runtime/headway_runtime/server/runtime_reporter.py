@@ -1,7 +1,7 @@
-"""The replica's load report and the hint that rides on every response: the engine's books plus what is on its way to
-them.
+"""The replica's load report, and the load hint in the headers of each response: the engine's load plus the sequences
+that it has not applied yet.
 
-Builds documents from what it is shown; does no I/O and keeps no history beyond its sequence number.
+Builds documents; does no I/O, and keeps only the sequence number and the highest dispatch numbers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from headway_runtime.ipc.messages import EngineLoad, Ready
 from headway_runtime.server.engine_client import Unconfirmed
 
 MAX_GATEWAYS = 64
-"""Gateway boot ids that are remembered: restarted gateways come under new ones, and the oldest are forgotten."""
+"""Gateway boot ids that are kept: a restarted gateway has a new one, and the least recently used are dropped."""
 
 _NOTHING = EngineLimits(max_num_seqs=0, prefill_token_budget=0, max_model_len=0, block_size=0, total_blocks=0)
 
 
 class RuntimeReporter:
-    """Reports of one replica, numbered."""
+    """Makes the numbered reports of one replica."""
 
     def __init__(self, replica: str, pool: str, model: str, emulated_pace: str | None = None) -> None:
         self._replica = replica
@@ -41,12 +41,10 @@ class RuntimeReporter:
         self._dispatched: dict[str, int] = {}
         self.boot_id = uuid.uuid4().hex[:16]
 
-    def saw_dispatch(self, gateway: str, number: int) -> None:
-        """A request with this dispatch number has arrived: from now on it is part of what reports show, or is over."""
-        highest = max(number, self._dispatched.pop(gateway, 0))
-        self._dispatched[gateway] = (
-            highest  # Taken out and put in again: the last in use is the last in the dictionary.
-        )
+    def record_dispatch(self, gateway: str, number: int) -> None:
+        """A request with this dispatch number has arrived: from now on reports include it, or it has ended."""
+        # Removed and inserted again: the most recently used is the last in the dictionary.
+        self._dispatched[gateway] = max(number, self._dispatched.pop(gateway, 0))
         while len(self._dispatched) > MAX_GATEWAYS:
             del self._dispatched[next(iter(self._dispatched))]
 
@@ -62,7 +60,7 @@ class RuntimeReporter:
         cordoned: bool,
         message: str | None,
     ) -> RuntimeReport:
-        """The whole report. Before the engine is ready it says so and knows nothing else."""
+        """The whole report. Before the engine is ready it has no load."""
         self._seq += 1
         capacity = ready.capacity if ready is not None else _NOTHING
         bare = RuntimeReport(
@@ -107,7 +105,7 @@ class RuntimeReporter:
         )
 
     def hint(self, load: EngineLoad | None, unconfirmed: Iterable[Unconfirmed]) -> LoadHint | None:
-        """The short form; None while nothing is known."""
+        """The short form; None before the engine's first load."""
         if load is None:
             return None
         self._seq += 1

@@ -1,7 +1,14 @@
 """The server process from start to exit: sockets, the two HTTP servers, signals, drain.
 
-Order at the end: not ready and nothing new, what runs is finished within the drain budget, the rest is told,
-connections close, the engine process ends, and only then does this one. A second signal skips the waiting.
+After SIGTERM or SIGINT:
+
+1. `/ready` answers 503 and new requests are rejected;
+2. running requests may finish within `--drain-seconds`;
+3. the others get an error;
+4. connections close;
+5. the engine process ends, then this one.
+
+A second signal skips the waiting.
 """
 
 from __future__ import annotations
@@ -25,7 +32,7 @@ from headway_runtime.settings import Settings, SettingsError
 from headway_runtime.text.tokenizer import Tokenizer
 
 CLOSING_SECONDS = 5.0
-"""How long answers that are being written, and connections, may take to end once nothing is computed any more."""
+"""How long responses and connections may take to end once nothing is computed any more."""
 _BACKLOG = 2048
 
 log = logging.getLogger("headway.runtime")
@@ -52,12 +59,13 @@ class Server:
             settings.control_host, settings.control_port, "--control-port", settings.stalled_client_seconds
         )
         self._replica = Replica(settings, prompts, RuntimeMetrics())
-        self._asked_to_stop = asyncio.Event()
-        self._asked_to_hurry = asyncio.Event()
+        self._stop_requested = asyncio.Event()
+        self._abort_requested = asyncio.Event()
         self._signal: int | None = None
 
     async def run(self) -> int:
-        """Serves until told to stop (0), told twice (128 + signal), or the engine ends (its own status, at least 1)."""
+        """Serves until a signal (returns 0), a second one (128 + its number) or the end of the engine (its status, at
+        least 1)."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -71,18 +79,18 @@ class Server:
             for server, sock in zip(servers, (self._serving, self._control), strict=True)
         ]
         try:
-            return await self._live()
+            return await self._run_until_stopped()
         finally:
             for server in servers:
                 server.should_exit = True
-                server.force_exit = self._asked_to_hurry.is_set()
+                server.force_exit = self._abort_requested.is_set()
             await asyncio.gather(*serving)
             await self._replica.stop()
 
-    async def _live(self) -> int:
+    async def _run_until_stopped(self) -> int:
         replica = self._replica
-        if not await self._started():
-            return 0 if self._asked_to_stop.is_set() else (await replica.stop() or 1)
+        if not await self._start_replica():
+            return 0 if self._stop_requested.is_set() else (await replica.stop() or 1)
         log.info("ready: %s serves %s", _url(self._serving), replica.model_name)
         if self._settings.engine.pace is not None:
             log.warning(
@@ -90,29 +98,31 @@ class Server:
                 self._settings.engine.pace,
             )
         watching = asyncio.create_task(replica.watch_policy())
-        await _first(self._asked_to_stop.wait(), replica.engine.died.wait())
+        await _wait_for_first(self._stop_requested.wait(), replica.engine.died.wait())
         watching.cancel()
-        if self._asked_to_stop.is_set():
+        if self._stop_requested.is_set():
             replica.begin_drain()
             log.info(
                 "shutting down: %d requests in flight, at most %g s", replica.in_flight, self._settings.drain_seconds
             )
-            await _first(
-                replica.drained(self._settings.drain_seconds), self._asked_to_hurry.wait(), replica.engine.died.wait()
+            await _wait_for_first(
+                replica.wait_until_drained(self._settings.drain_seconds),
+                self._abort_requested.wait(),
+                replica.engine.died.wait(),
             )
         if replica.engine.died.is_set():
             log.error("the engine process ended; this process ends too, to be restarted")
             replica.engine_failed()
-        replica.cut_all()
-        await _first(replica.until_idle(CLOSING_SECONDS), self._asked_to_hurry.wait())
-        if self._asked_to_hurry.is_set():
+        replica.fail_all()
+        await _wait_for_first(replica.wait_until_idle(CLOSING_SECONDS), self._abort_requested.wait())
+        if self._abort_requested.is_set():
             return 128 + (self._signal or 0)
         return (await replica.stop() or 1) if replica.engine.died.is_set() else 0
 
-    async def _started(self) -> bool:
-        """Whether the engine came up before anybody asked to stop."""
+    async def _start_replica(self) -> bool:
+        """Whether the engine became ready before a signal."""
         starting = asyncio.create_task(self._replica.start())
-        await _first(asyncio.shield(starting), self._asked_to_stop.wait())
+        await _wait_for_first(asyncio.shield(starting), self._stop_requested.wait())
         if not starting.done():
             starting.cancel()
             return False
@@ -125,10 +135,10 @@ class Server:
         return True
 
     def _on_signal(self, number: int) -> None:
-        if self._asked_to_stop.is_set():
+        if self._stop_requested.is_set():
             self._signal = number
-            self._asked_to_hurry.set()
-        self._asked_to_stop.set()
+            self._abort_requested.set()
+        self._stop_requested.set()
 
     def _config(self, app: object) -> uvicorn.Config:
         return uvicorn.Config(
@@ -145,7 +155,7 @@ class Server:
         )
 
 
-async def _first(*waits: object) -> None:
+async def _wait_for_first(*waits: object) -> None:
     """Returns when one of the awaitables is done; the others are cancelled."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]  # type: ignore[call-overload]
     try:
@@ -157,14 +167,14 @@ async def _first(*waits: object) -> None:
 
 
 def _listen(host: str, port: int, flag: str, stalled_seconds: float) -> socket.socket:
-    """A listening socket. Raises SettingsError when the address cannot be had."""
+    """A listening socket. Raises SettingsError when the address cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror or error}", flag) from None
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # Accepted sockets inherit it: the kernel resets a connection whose peer leaves our bytes lying, which closing
+        # Accepted sockets inherit it: the kernel resets a connection whose peer acknowledges no bytes, which closing
         # it would not do.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stalled_seconds * 1000) + 5000)
     return sock

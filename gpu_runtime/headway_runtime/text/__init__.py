@@ -1,1 +1,1 @@
-"""Text to token ids and back: tokenizers, chat templates, stop strings. Knows no HTTP, no tensors; imports no torch."""
+"""Text to token ids and back: tokenizers, chat templates, stop strings. Knows no HTTP and imports no torch."""

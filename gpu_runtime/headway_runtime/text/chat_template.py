@@ -1,11 +1,14 @@
-"""Messages to the text that the model was trained on: the checkpoint's own Jinja template, in a sandbox.
+"""Renders messages with the checkpoint's own Jinja template, in a sandbox.
 
-What users write must not become control tokens. Templates print messages with and without changing them, so special
-tokens cannot be told apart afterwards by where they stand. Instead each special token's name inside a message is broken
-by a `GUARD` after its first character, and a message that ends in the beginning of such a name gets one at its end. The
-template works on text that reads the same, the tokenizer finds special tokens only where the template wrote them, and
-takes the guards out before anything else looks at the text: ids are those of the text that the user wrote. (A special
-token of a single character cannot be broken and stays what it is.)
+What users write must not become control tokens. Where a special token stands in the rendered text does not show who
+wrote it, since templates may change messages. So text in messages is guarded before it is rendered:
+
+1. each special token's name in a message gets a `GUARD` after its first character;
+2. a message that ends in the beginning of such a name gets a `GUARD` at its end;
+3. the tokenizer finds special tokens only where the template wrote them, then removes the guards, so the ids are those
+   of the text that the user wrote.
+
+A special token of a single character cannot be guarded.
 """
 
 from __future__ import annotations

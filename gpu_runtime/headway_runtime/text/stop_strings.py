@@ -1,8 +1,7 @@
-"""Where a text ends at stop strings, found while it streams: nothing of a stop string goes out, nothing else is kept.
+"""Stop strings in a text that streams: no part of a stop string is released, and all text before it is.
 
-The rule: the text is cut before the match that starts earliest in the text as it would have been without stopping;
-among matches that start together the shortest counts. So how the text comes in pieces changes nothing, and streaming
-and waiting for the whole give the same.
+The rule: of the matches in the text as it would be without stopping, the one that starts first ends the text; of those
+that start together, the shortest. So the result does not depend on how the text is split into tokens or deltas.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ class StopStringMatcher:
     """One output against its stop strings. Costs O(1) amortised per character and stop string, of any length (Knuth,
     Morris, Pratt).
 
-    `push` pieces until `stopped`, then or at the end of the output `flush`. Text that may be the beginning of a stop
+    `push` text until `stopped`, then or at the end of the output `flush`. Text that may be the beginning of a stop
     string is held back. A stop string inside a longer one that started before it waits for that one to complete or
     fail: with "bcd" and "c", the text "abc" is undecided, "abcd" ends as "a" and "abcx" as "ab".
     """
@@ -58,7 +57,7 @@ class StopStringMatcher:
         return self._release(self._safe())
 
     def flush(self, tail: str = "") -> str:
-        """The output is over, for whatever reason, with `tail` as its last text: returns what is still to go out."""
+        """The output is over, for whatever reason, with `tail` as its last text: returns the rest of the text."""
         if not self.stopped and tail:
             self._tokens -= 1
             out = self.push(tail)

@@ -1,5 +1,4 @@
-"""A stretch of one choice's text that may go out: whole characters, nothing of a stop string, and the log-probabilities
-of its tokens."""
+"""New text of one choice: whole characters, no part of a stop string, and the log-probabilities of its tokens."""
 
 from __future__ import annotations
 
@@ -8,12 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token that stands, or could have stood, at a position. A special token has a name and no text, so its `raw` is
-    empty."""
+    """A token that was chosen, or could have been, at a position. A special token has a name and an empty `raw`."""
 
     name: bytes
     raw: bytes
-    """The bytes that it adds to the text: joined over an output they are the text."""
+    """The bytes that it adds to the text."""
     logprob: float
 
     @property
@@ -28,7 +26,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """One output token with what was asked about it. `offset`: characters of text before it."""
+    """One output token with its log-probability and the likeliest others. `offset`: characters of text before it."""
 
     token: Candidate
     top: tuple[Candidate, ...]
@@ -37,7 +35,7 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What one choice gained. `finish` is set in its last piece only: "stop" or "length"."""
+    """New text of one choice. `finish`, the finish reason "stop" or "length", is set in a choice's last delta only."""
 
     text: str = ""
     entries: tuple[TokenEntry, ...] = ()

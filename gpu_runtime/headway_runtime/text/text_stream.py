@@ -1,8 +1,7 @@
-"""One output's tokens as text that may go out: whole characters, nothing of a stop string, log-probabilities beside
-their text.
+"""One output's tokens as text to send: whole characters, no part of a stop string, log-probabilities with their text.
 
-Pure: tokens in, pieces out. The sum of all pieces is the same however they are taken, so streaming and waiting for the
-whole agree.
+Pure: tokens in, deltas out. The deltas of an output, joined, are the same whenever they are taken, so a stream and a
+whole response agree.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class _Held:
 
 
 class TextStream:
-    """`feed` tokens until `finish` is set (a stop string was found) or the output ends, then `end`; `take` pieces at
+    """`feed` tokens until `finish` is set (a stop string was found) or the output ends, then `end`; `take` deltas at
     any time."""
 
     def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], min_tokens: int) -> None:
@@ -77,8 +76,8 @@ class TextStream:
             self._tokens += 1
 
     def end(self, reason: str) -> None:
-        """No token follows, because of `reason`. What was held back goes out; a stop string that was still undecided
-        may now count."""
+        """No token follows, because of `reason`. Held-back text is released; a stop string that was still
+        undecided may now count."""
         if self.finish is not None:
             return
         tail = self._detokenizer.flush()
@@ -87,7 +86,7 @@ class TextStream:
         self.finish = "stop" if self._matcher is not None and self._matcher.stopped else reason
 
     def take(self) -> TextDelta | None:
-        """What came about since this was asked last; None when nothing did."""
+        """The text and entries since the last call; None without any."""
         entries = self._due_entries()
         finish = None if self._reported else self.finish
         if not self._ready and not entries and finish is None:

@@ -1,7 +1,6 @@
-"""The bytes that each token id stands for, read off a tokenizer's definition once, so that decoding is looking up and
-joining.
+"""The bytes that each token id stands for, read from a tokenizer's definition once: decoding joins them.
 
-Two families: byte-level BPE, where every character of a token is a byte in disguise, and sentencepiece style, where
+Two families: byte-level BPE, where every character of a token stands for a byte, and sentencepiece style, where
 ``▁`` is a space and ``<0x0A>`` a byte. A decoder that does something else is refused rather than imitated.
 """
 
@@ -93,7 +92,7 @@ def _decoder_steps(definition: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _from_alphabet(text: str) -> bytes:
     try:
         return bytes(BYTE_ALPHABET[char] for char in text)
-    except KeyError:  # not in disguise: a token that was put into the vocabulary as text
+    except KeyError:  # outside the alphabet: a token that was put into the vocabulary as text
         return text.encode()
 
 

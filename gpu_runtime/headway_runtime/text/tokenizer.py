@@ -51,7 +51,7 @@ class Tokenizer:
         ends = [source.named.get("eos_token"), *source.more_eos]
         self.eos_ids = frozenset(vocab[text] for text in ends if text is not None and text in vocab)
         """End tokens that the tokenizer itself names; config and generation config may know more."""
-        self._before, self._after = self._surroundings(source, vocab)
+        self._prefix, self._suffix = self._prefix_and_suffix(source, vocab)
         self.chat_template = ChatTemplate(source.template, source.named, specials, source.path)
 
     @classmethod
@@ -78,8 +78,8 @@ class Tokenizer:
         ids = self._encode(text, field)
         if not add_special:
             return ids
-        before = [] if self._before and ids[: len(self._before)] == self._before else self._before
-        return [*before, *ids, *self._after]
+        before = [] if self._prefix and ids[: len(self._prefix)] == self._prefix else self._prefix
+        return [*before, *ids, *self._suffix]
 
     def encode_chat(self, text: str, *, field: str = "messages") -> list[int]:
         """Ids of rendered chat text. Raises RequestError, which names `field`."""
@@ -114,7 +114,7 @@ class Tokenizer:
         text = b"".join(self.token_bytes(token) for token in kept).decode(errors="replace")
         return text[1:] if at_start and self.strips_leading_space and text.startswith(" ") else text
 
-    def _surroundings(self, source: TokenizerSource, vocab: Mapping[str, int]) -> tuple[list[int], list[int]]:
+    def _prefix_and_suffix(self, source: TokenizerSource, vocab: Mapping[str, int]) -> tuple[list[int], list[int]]:
         """Special ids before and after raw text: what the post-processor puts there, unless the flags add_bos and
         add_eos say otherwise."""
         plain, framed = (self._backend.encode("a", add_special_tokens=special).ids for special in (False, True))
@@ -144,11 +144,11 @@ def _guarded(source: TokenizerSource) -> dict[str, Any]:
     known = {entry.get("content") for entry in added}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     added += [{"id": ids[text], "content": text, **flags} for text in sorted(declared - known) if text in ids]
-    take_out = {"type": "Replace", "pattern": {"String": GUARD}, "content": ""}
+    remove_guards = {"type": "Replace", "pattern": {"String": GUARD}, "content": ""}
     normalizer = definition.get("normalizer")
     definition["added_tokens"] = sorted(added, key=lambda entry: int(entry["id"]))
     definition["normalizer"] = (
-        take_out if normalizer is None else {"type": "Sequence", "normalizers": [take_out, normalizer]}
+        remove_guards if normalizer is None else {"type": "Sequence", "normalizers": [remove_guards, normalizer]}
     )
     definition["truncation"] = definition["padding"] = None
     return definition

@@ -93,7 +93,7 @@ def test_series_of_classes_that_the_policy_no_longer_has_are_dropped():
     for life in range(50):
         metrics.set_classes([f"class-{life}", "stays"])
         for name in (f"class-{life}", "stays", "never heard of"):
-            metrics.first_token(metrics.class_label(name), 0.1)
-            metrics.token_gap(metrics.class_label(name), 0.1)
+            metrics.observe_ttft(metrics.class_label(name), 0.1)
+            metrics.observe_itl(metrics.class_label(name), 0.1)
     found = set(re.findall(r'class="([^"]*)"', metrics.render().decode()))
     assert found == {"class-49", "stays", "other"}

@@ -1,2 +1,1 @@
-"""The OpenAI-compatible surface: bodies to requests, results to answers. Knows HTTP and JSON; knows no tensors and no
-scheduling."""
+"""The OpenAI API: request bodies in, response bodies out. Knows HTTP and JSON, not how a request is scheduled."""

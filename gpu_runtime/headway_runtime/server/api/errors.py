@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from headway_core.errors import RequestError
 
 MAX_MESSAGE = 1000
-"""Characters of a message that may quote what arrived: a megabyte of input is not sent back."""
+"""Most characters of a message, which may quote what arrived: a megabyte of input is not sent back."""
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class ApiError(Exception):
-    """An answer other than 200. `close`: the connection is not worth keeping (unread input, or the server goes
-    away)."""
+    """A response other than 200. `close`: closes the connection (unread input, or the replica shuts down)."""
 
     def __init__(
         self,
@@ -50,12 +49,11 @@ def bad_request(error: RequestError) -> ApiError:
 
 
 def not_http(reason: str) -> ApiError:
-    """400 for bytes that make no HTTP request; what follows them cannot be told apart from it."""
+    """400 for bytes that make no HTTP request; where the next request starts is unknown."""
     return ApiError(
         400,
-        f"this is not a valid HTTP request ({reason}): see that the client speaks plain HTTP to this port, and "
-        "that nothing on the way "
-        "changes what it sends",
+        f"this is not a valid HTTP request ({reason}): check that the client speaks plain HTTP to this port, and "
+        "that no proxy changes what it sends",
         code="invalid_http_request",
         close=True,
     )
@@ -121,7 +119,7 @@ def engine_died() -> ApiError:
     )
 
 
-def cut_by_drain() -> ApiError:
+def drain_timed_out() -> ApiError:
     """503: the drain budget ran out before the request was finished."""
     return ApiError(
         503,
@@ -141,5 +139,5 @@ def timed_out(seconds: float) -> ApiError:
 
 
 def internal() -> ApiError:
-    """500 for a fault of our own; the details are in the log, not in the answer."""
+    """500 for a fault of our own; the details are in the log, not in the response."""
     return ApiError(500, "internal error; the server's log has the details", kind="server_error", code="internal_error")

@@ -23,7 +23,7 @@ MAX_STOP_LENGTH = 1000
 MAX_COMPLETION_LOGPROBS = 5
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
-"""What `/v1/completions` generates when it is not told, as the OpenAI API does."""
+"""`max_tokens` of `/v1/completions` when the request has none, as in the OpenAI API."""
 _MISSING = "missing_required_parameter"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

@@ -1,4 +1,4 @@
-"""What a request says in its headers: tracing, and what the gateway adds for the engine."""
+"""The headers of a generation request: its id for tracing, and what the gateway adds for scheduling."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _DISPATCH = re.compile(rb"([A-Za-z0-9._-]{1,128}):([0-9]{1,15})")
 
 @dataclass(frozen=True, slots=True)
 class RequestHeaders:
-    """The headers that mean something here. Others are passed over."""
+    """The headers that the runtime reads; it ignores all others."""
 
     request_id: str
-    """The client's, when it is short and plain; else one of ours. For tracing, never a key."""
+    """The client's when it is short and plain, else a new one. For tracing, never a key."""
     priority: int = 0
     class_name: str | None = None
     tenant: str | None = None
@@ -34,7 +34,7 @@ class RequestHeaders:
 
 
 def dispatch_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, int] | None:
-    """The dispatch number alone, also of a request that is refused for anything else."""
+    """The dispatch number alone, also of a request that is rejected."""
     for name, value in headers:
         if name == header_names.DISPATCH.encode() and (match := _DISPATCH.fullmatch(value)):
             return match[1].decode(), int(match[2])
@@ -42,7 +42,7 @@ def dispatch_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, int] | Non
 
 
 def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
-    """The headers of an ASGI scope. Raises RequestError for a priority that is none."""
+    """The headers of an ASGI scope. Raises RequestError for an invalid priority."""
     first: dict[bytes, bytes] = {}
     for name, value in headers:
         first.setdefault(name, value)
@@ -58,7 +58,7 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
 
 
 def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The request id alone, for answers to requests that are refused."""
+    """The request id alone, for responses to rejected requests."""
     return _request_id(next((value for name, value in headers if name == header_names.REQUEST_ID.encode()), None))
 
 

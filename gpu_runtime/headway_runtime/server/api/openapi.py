@@ -54,8 +54,8 @@ def add_generation_paths(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _path(summary: str, properties: dict[str, Any], required: str) -> dict[str, Any]:
-    answers = {
-        "200": {"description": "The answer, or with stream: true server-sent events that end in [DONE]."},
+    responses = {
+        "200": {"description": "The response, or with stream: true server-sent events that end in [DONE]."},
         "400": {"description": "The request breaks a rule; error.param names the member."},
         "404": {"description": "Another model is asked for than the one served."},
         "413": {"description": "The body is too large."},
@@ -66,6 +66,6 @@ def _path(summary: str, properties: dict[str, Any], required: str) -> dict[str, 
         "post": {
             "summary": summary,
             "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-            "responses": answers,
+            "responses": responses,
         }
     }

@@ -1,5 +1,4 @@
-"""Reading a request body under limits that count the bytes and the seconds actually spent, whatever the headers
-claim."""
+"""Reading a request body: limits in bytes and seconds, counted as the body arrives, whatever Content-Length says."""
 
 from __future__ import annotations
 
@@ -13,19 +12,19 @@ _LINGER_BYTES = 1 << 20
 _LINGER_SECONDS = 0.5
 
 
-class ClientGone(Exception):
-    """The client closed the connection; there is nobody to answer."""
+class ClientDisconnected(Exception):
+    """The client closed the connection: a response would reach nobody."""
 
 
 async def read_body(receive: Receive, declared: int | None, limit: int, seconds: float) -> bytes:
     """The whole body.
 
-    A body that is declared too long is refused before its first byte is asked for: a client that waits for ``100
-    Continue`` never sends it.
+    A body whose Content-Length (`declared`) exceeds `limit` is refused before it is read: a client that waits for
+    ``100 Continue`` then never sends it.
 
     Raises:
         ApiError: 413 past `limit` bytes, 408 past `seconds`.
-        ClientGone: the client closed before the end.
+        ClientDisconnected: the client closed the connection before the end of the body.
     """
     if declared is not None and declared > limit:
         raise too_large(limit)
@@ -36,7 +35,7 @@ async def read_body(receive: Receive, declared: int | None, limit: int, seconds:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientGone
+                    raise ClientDisconnected
                 part = message.get("body", b"")
                 size += len(part)
                 if size > limit:
@@ -49,10 +48,9 @@ async def read_body(receive: Receive, declared: int | None, limit: int, seconds:
 
 
 async def linger(receive: Receive) -> None:
-    """Reads and drops a little of what a refused client still sends.
+    """Reads and drops what a refused client still sends, up to 1 MiB and 0.5 s: nginx's `lingering_close`.
 
-    Closing a socket with unread input resets it, and the reset may overtake the answer; so the answer gets a moment's
-    head start.
+    Closing a socket with unread input resets the connection, and the reset may reach the client before the response.
     """
     size = 0
     try:
@@ -68,7 +66,7 @@ async def linger(receive: Receive) -> None:
         return
 
 
-async def until_gone(receive: Receive) -> None:
-    """Returns when the client has closed the connection (or the answer is complete)."""
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Returns when the client has closed the connection or the response is complete."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -66,7 +66,7 @@ def test_idle_connections_are_kept_longer_than_a_gateway_keeps_its_own(tiny_llam
     from headway_gateway.upstream import POOL_IDLE
 
     assert from_arguments(["--model", str(tiny_llama)]).keep_alive_seconds > 2 * POOL_IDLE
-    schema = json.loads((Path(__file__).parents[3] / "charts/headway/values.schema.json").read_text())
+    schema = json.loads((Path(__file__).parents[2] / "charts/headway/values.schema.json").read_text())
     assert schema["properties"]["runtime"]["properties"]["keepAliveSeconds"]["minimum"] > POOL_IDLE
 
 

@@ -79,10 +79,10 @@ def test_reports_of_one_boot_are_numbered_and_show_the_policy():
 def test_the_highest_dispatch_number_of_each_gateway_counts_and_old_gateways_are_forgotten():
     reports = RuntimeReporter("r", "p", "m")
     for number in (1, 5, 3):
-        reports.saw_dispatch("gw", number)
+        reports.record_dispatch("gw", number)
     assert report(reports).dispatched == {"gw": 5}
     for number in range(MAX_GATEWAYS):
-        reports.saw_dispatch("gw", 6)
-        reports.saw_dispatch(f"restarted-{number}", 1)
+        reports.record_dispatch("gw", 6)
+        reports.record_dispatch(f"restarted-{number}", 1)
     known = report(reports).dispatched
     assert len(known) == MAX_GATEWAYS and known["gw"] == 6 and "restarted-0" not in known
