@@ -68,18 +68,17 @@ def calls(function: ast.AST, name: str) -> Iterator[ast.Call]:
 
 
 def reasons_in_code() -> set[tuple[str, str]]:
-    """(condition, reason) of every verdict that the code can give."""
+    """(condition, reason) of every condition that the code can give."""
     found: set[tuple[str, str]] = set()
     for function in functions():
         own = KIND_OF_PAIRS.get(function.name) or KIND_OF_OTHERS.get(function.name)
-        # A function may have a short form of its own, ``verdict(holds, reason, message)``, for the one condition that
-        # it is about.
+        # A function about one condition may have a short form of its own, ``condition(status, reason, message)``.
         inner = next(
-            (one for one in ast.walk(function) if isinstance(one, ast.FunctionDef) and one.name == "verdict"), None
+            (one for one in ast.walk(function) if isinstance(one, ast.FunctionDef) and one.name == "condition"), None
         )
         if inner is not None and inner is not function:
             own = next(kind for call in calls(inner, "Condition") if (kind := word(call.args[0])))
-            found |= {(own, reason) for call in calls(function, "verdict") if (reason := word(call.args[1]))}
+            found |= {(own, reason) for call in calls(function, "condition") if (reason := word(call.args[1]))}
         for call in calls(function, "Condition"):
             kinds = [word(call.args[0])]
             if (

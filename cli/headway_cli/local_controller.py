@@ -58,7 +58,7 @@ class LocalController:
     def observe(
         self, reports: Mapping[str, RuntimeReport], gateway: GatewayReport | None, alive: Sequence[str], now: float
     ) -> Policy | None:
-        """One look: replicas that answered, the gateway if it did, and the names of the processes that run."""
+        """One poll: replicas that answered, the gateway if it did, and the names of the processes that run."""
         for name, report in reports.items():
             self._reports[name] = (now, report)
         for name in self._reports.keys() - set(alive):
@@ -84,7 +84,7 @@ class LocalController:
         """The highest revision that gateway and replicas have in force, as they say."""
         known = [report.policy for _, report in self._reports.values()]
         if self._gateway is not None:
-            known += [books.policy for books in self._gateway.pools if books.pool == self.slo.target_name]
+            known += [pool.policy for pool in self._gateway.pools if pool.pool == self.slo.target_name]
         return max((each.revision for each in known if each is not None), default=0)
 
     def _replica(self, name: str, now: float) -> ObservedReplica:
@@ -110,7 +110,7 @@ class LocalController:
 
     def _queued(self, name: str) -> int:
         pools = self._gateway.pools if self._gateway else ()
-        return sum(books.classes[name].queued for books in pools if name in books.classes)
+        return sum(pool.classes[name].queued for pool in pools if name in pool.classes)
 
 
 def _row(known: PriorityClass, traffic: Traffic | None, queued: int) -> ClassRow:

@@ -181,7 +181,7 @@ def ask(given: argparse.Namespace, slo: ServingSLO) -> Question:
 
 def decide(question: Question) -> Plan:
     """The planner's answer, as if the load had been so for long and somebody asked for a recommendation: nothing waits
-    for its turn."""
+    for a window to pass."""
     slo = question.slo
     bounds = slo.bounds if slo.bounds.replicas is not None else replace(slo.bounds, replicas=Range(1, 10_000))
     replicas = tuple(ObservedReplica(report.boot_id, Phase.READY, report, 0.0) for report in question.replicas)
@@ -264,9 +264,15 @@ def _iteration(question: Question, load: Workload | None, capacity: ReplicaCapac
 
 
 def _conditions(found: Plan) -> list[str]:
-    told = [verdict for verdict in found.verdicts if verdict.kind in ("Feasible", "WithinBounds")]
+    told = [condition for condition in found.conditions if condition.type in ("Feasible", "WithinBounds")]
     words = {True: "True", False: "False", None: "Unknown"}
-    return ["", *(f"{verdict.kind} {words[verdict.holds]} ({verdict.reason}): {verdict.message}" for verdict in told)]
+    return [
+        "",
+        *(
+            f"{condition.type} {words[condition.status]} ({condition.reason}): {condition.message}"
+            for condition in told
+        ),
+    ]
 
 
 def document(question: Question, found: Plan) -> dict[str, object]:
@@ -283,8 +289,13 @@ def document(question: Question, found: Plan) -> dict[str, object]:
         "knobsMessage": found.knob_plan.message,
         "replicasMessage": found.replicas_message,
         "conditions": [
-            {"type": verdict.kind, "status": verdict.holds, "reason": verdict.reason, "message": verdict.message}
-            for verdict in found.verdicts
-            if verdict.kind in ("Feasible", "WithinBounds")
+            {
+                "type": condition.type,
+                "status": condition.status,
+                "reason": condition.reason,
+                "message": condition.message,
+            }
+            for condition in found.conditions
+            if condition.type in ("Feasible", "WithinBounds")
         ],
     }

@@ -45,7 +45,7 @@ def observe(
 ) -> TrafficSource:
     """Asks every source; gateways again and again for `watch` seconds, since a rate needs two readings.
 
-    `pool`: the one to look at behind a gateway; None: the only one there.
+    `pool`: the one to ask for behind a gateway; None: the only one there.
 
     Raises:
         InvalidInput: a source that does not answer, or answers something else than a load report.
@@ -148,17 +148,17 @@ def _behind(client: httpx.Client, policy: Policy) -> list[RuntimeReport]:
 def _traffic(
     client: httpx.Client, gateways: Sequence[str], pool: str, window: float, watch: float, say: Callable[[str], None]
 ) -> Traffic | None:
-    book = TrafficWindow(pool, window)
+    counted = TrafficWindow(pool, window)
     began = time.monotonic()
     say(f"counting what arrives for {watch:g} s")
     while True:
         answers = {source: _report(client, source) for source in gateways}
         now = time.monotonic()
-        book.record(
+        counted.record(
             {source: report for source, report in answers.items() if isinstance(report, GatewayReport)}, gateways, now
         )
         if now - began >= watch:
-            return book.traffic(now)
+            return counted.traffic(now)
         time.sleep(min(_POLL, watch))
 
 

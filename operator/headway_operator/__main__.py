@@ -42,7 +42,7 @@ def main() -> None:
 
 
 async def run(settings: Settings) -> None:
-    """Raises ApiError without credentials, OSError when the port is taken."""
+    """Raises KubeError without credentials, OSError when the port is taken."""
     kube = Kube(settings.concurrency, settings.lease_duration / 3)
     lease = Lease(
         kube, settings.lease_namespace, settings.lease_name, settings.identity, duration=settings.lease_duration
@@ -50,18 +50,18 @@ async def run(settings: Settings) -> None:
     observer = Observer(settings)
     applier = Applier(kube, lambda: lease.held)
 
-    def make_reconciler(store: Cache) -> Reconciler:
-        return Reconciler(settings, kube, store, observer=observer, applier=applier, may_write=lambda: lease.held)
+    def make_reconciler(cache: Cache) -> Reconciler:
+        return Reconciler(settings, kube, cache, observer=observer, applier=applier, may_write=lambda: lease.held)
 
-    loop = Controller(settings, kube, lease, observer=observer, make_reconciler=make_reconciler)
-    server = HealthServer(settings.host, settings.port, loop.healthy)
+    controller = Controller(settings, kube, lease, observer=observer, make_reconciler=make_reconciler)
+    server = HealthServer(settings.host, settings.port, controller.healthy)
     places = ", ".join(settings.namespaces) or "all namespaces"
     log.info("serving %s as %s; /metrics and /healthz on port %d", places, settings.identity, server.port)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    acting = [asyncio.create_task(work) for work in (lease.run(), loop.run())]
-    watching = asyncio.create_task(_watch(settings, loop))
+    acting = [asyncio.create_task(work) for work in (lease.run(), controller.run())]
+    watching = asyncio.create_task(_watch(settings, controller))
     try:
         await asyncio.wait([asyncio.create_task(stop.wait()), watching, *acting], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -83,23 +83,23 @@ async def _end(*tasks: asyncio.Task[None]) -> list[BaseException | None]:
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _watch(settings: Settings, loop: Controller) -> None:
+async def _watch(settings: Settings, controller: Controller) -> None:
     """Keeps kopf running with the watches that are permitted; starts it again when it ended, or when rights have
     changed."""
     here = asyncio.get_running_loop()
 
     def take(plural: str, kind: str | None, document: Mapping[str, Any]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop closed while kopf was still handing over
-            here.call_soon_threadsafe(loop.store.shelves[plural].take, kind, document)
+            here.call_soon_threadsafe(controller.cache.kinds[plural].take, kind, document)
 
     watch: Watch | None = None
     try:
         while True:
-            wanted = loop.watchable
+            wanted = controller.watchable
             if watch is not None and (not watch.alive or watch.plurals != wanted):
                 await watch.stop()
                 watch = None
-            if watch is None and wanted and loop.ready_to_watch:
+            if watch is None and wanted and controller.ready_to_watch:
                 watch = Watch(take, wanted, settings.namespaces)
                 watch.start()
             await asyncio.sleep(2.0)

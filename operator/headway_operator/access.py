@@ -76,7 +76,7 @@ class Access:
 
 
 async def review(kube: Kube, namespaces: Iterable[str]) -> Access:
-    """Asks for every right of `NEEDED` in each namespace; none given: in all at once. Raises ApiError."""
+    """Asks for every right of `NEEDED` in each namespace; none given: in all at once. Raises KubeError."""
     questions = [(namespace, right) for namespace in (tuple(namespaces) or ("",)) for right in NEEDED]
     answers = await asyncio.gather(*(_allowed(kube, namespace, right) for namespace, right in questions))
     return Access(frozenset(question for question, allowed in zip(questions, answers, strict=True) if not allowed))

@@ -71,18 +71,18 @@ class Applier:
         self._kube = kube
         self._may_write = may_write
         self._maps: dict[tuple[str, str], Written] = {}
-        self._turns: dict[tuple[str, str], asyncio.Lock] = {}
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
         """Many objects share a ConfigMap: one reads it for all, and they write one after the other instead of refusing
         each other."""
 
     async def config_map(self, target: ResolvedTarget, now: float) -> Written:
-        """The policy ConfigMap, read at most `FRESH` seconds ago. Raises ApiError."""
+        """The policy ConfigMap, read at most `FRESH` seconds ago. Raises KubeError."""
         key = (target.slo.namespace, target.config_map)
-        async with self._turn(key):
+        async with self._lock(key):
             return await self._read(key, now)
 
-    def _turn(self, key: tuple[str, str]) -> asyncio.Lock:
-        return self._turns.setdefault(key, asyncio.Lock())
+    def _lock(self, key: tuple[str, str]) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
 
     async def _read(self, key: tuple[str, str], now: float) -> Written:
         known = self._maps.get(key)
@@ -93,15 +93,16 @@ class Applier:
     async def write_policy(
         self, target: ResolvedTarget, knobs: Knobs, cordoned: tuple[str, ...], *, above: int, now: float
     ) -> Policy:
-        """The policy, with a revision higher than any that was ever written or acknowledged (`above`). Raises ApiError,
-        NotLeading.
+        """The policy, with a revision higher than any that was ever written or acknowledged (`above`).
+
+        Raises KubeError, NotLeading.
 
         A ConfigMap that somebody else changed meanwhile is read again: their keys are not ours, but a revision of
         theirs may be higher.
         """
         slo = target.slo
         key = (slo.namespace, target.config_map)
-        async with self._turn(key):
+        async with self._lock(key):
             for attempt in range(_CONFLICTS):
                 written = await self._read(key, now)
                 revision = 1 + max(above, written.highest_revision(slo.target_name))
@@ -139,7 +140,7 @@ class Applier:
     ) -> float | None:
         """Touches the ready pods that have not acknowledged; returns the seconds until the next is due, or None.
 
-        Raises ApiError, NotLeading.
+        Raises KubeError, NotLeading.
         """
         if touches.revision != policy.revision:
             touches.revision, touches.pods = policy.revision, {}
@@ -172,7 +173,7 @@ class Applier:
         """Marks the victims, takes stale marks away, and sets the scale; False when it was changed by somebody else
         meanwhile.
 
-        Raises ApiError, NotLeading.
+        Raises KubeError, NotLeading.
         """
         path = f"/apis/apps/v1/namespaces/{target.slo.namespace}/deployments/{target.slo.target_name}/scale"
         scale = await self._kube.get(path)
@@ -191,8 +192,10 @@ class Applier:
         return True
 
     async def mark(self, pods: Iterable[Pod], victims: frozenset[str]) -> None:
-        """The deletion cost on exactly these pods; whoever carries it without being a victim loses it. Raises ApiError,
-        NotLeading."""
+        """Puts the deletion cost on exactly these pods: any other pod that carries it loses it.
+
+        Raises KubeError, NotLeading.
+        """
         wrong = [
             pod
             for pod in pods

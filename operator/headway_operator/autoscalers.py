@@ -20,7 +20,7 @@ class Autoscalers:
         self._known: dict[str, tuple[float, dict[str, str]]] = {}
 
     async def of(self, namespace: str, deployment: str, now: float) -> str | None:
-        """Kind and name of the autoscaler on the Deployment, or None. Raises ApiError."""
+        """Kind and name of the autoscaler on the Deployment, or None. Raises KubeError."""
         async with self._listing.setdefault(namespace, asyncio.Lock()):  # one object lists for all of them
             at, known = self._known.get(namespace, (float("-inf"), {}))
             if now - at > FRESH:

@@ -1,5 +1,5 @@
-"""What the watches have shown, in memory: the objects as the loop needs them, and which ServingSLO to look at again at
-once.
+"""What the watches have shown, in memory: the objects as the controller needs them, and which ServingSLO to reconcile
+at once.
 
 Events can be missed while a watch is being renewed, so `replace` takes a whole list now and then; an older version
 never replaces a newer.
@@ -36,7 +36,7 @@ class KindCache(Generic[T]):
         self._notable = notable
         self._items: dict[Key, tuple[int, T]] = {}
         self.changes = 0
-        """Grows with each object that came, went or differs: what was derived from the shelf is good until then."""
+        """Grows with each object that came, went or differs: what was derived from this cache is valid until then."""
 
     def get(self, namespace: str, name: str) -> T | None:
         """The object, or None."""
@@ -90,14 +90,14 @@ class KindCache(Generic[T]):
 
 
 class Cache:
-    """All shelves. `on_change` is told the key of a ServingSLO that was added, changed or removed."""
+    """All four kinds. `on_change` is told the key of a ServingSLO that was added, changed or removed."""
 
     def __init__(self, on_change: Callable[[Key], None]) -> None:
         self.slos: KindCache[dict[str, Any]] = KindCache(dict, on_change, _asks)
         self.deployments: KindCache[Deployment] = KindCache(deployment_of)
         self.pods: KindCache[Pod] = KindCache(pod_of)
         self.services: KindCache[Service] = KindCache(service_of)
-        self.shelves: dict[str, KindCache[Any]] = {
+        self.kinds: dict[str, KindCache[Any]] = {
             PLURAL: self.slos,
             "deployments": self.deployments,
             "pods": self.pods,

@@ -1,8 +1,8 @@
-"""When to look at which object. One loop, under the lease: every object each interval, at once when it changed, sooner
-after a write.
+"""When to reconcile which object. One loop, under the lease: every object once an interval, at once when it changed,
+sooner after a write.
 
-An object whose look fails waits longer each time, and nobody waits for it. What is remembered of objects ends with the
-term of the lease.
+An object whose reconciliation fails waits longer each time, and no other object waits for it. What is remembered of
+objects ends with the term of the lease.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ RELIST = 60.0
 ASK_AGAIN = 60.0
 """Seconds between reviews of rights while one is missing."""
 CHECK_SCHEMA = (10.0, 600.0)
-"""Seconds between looks at the served schema: while it is refused, and while it is good."""
-_TURN = 0.25
+"""Seconds between checks of the served schema: while it is refused, and while it is good."""
+_PAUSE = 0.25
 _HANGS = 60.0
 
 log = logging.getLogger(__name__)
@@ -60,14 +60,14 @@ class Controller:
         self._lease = lease
         self._observer = observer
         self._clock = clock
-        self.store = Cache(self._changed)
-        self._reconciler = make_reconciler(self.store)
+        self.cache = Cache(self._changed)
+        self._reconciler = make_reconciler(self.cache)
         self.access = Access(frozenset())
-        self._records: dict[Key, ObjectState] = {}
+        self._states: dict[Key, ObjectState] = {}
         self._due: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
         self._running: dict[Key, asyncio.Task[None]] = {}
-        self._turn = asyncio.Semaphore(settings.concurrency)
+        self._semaphore = asyncio.Semaphore(settings.concurrency)
         self._term = 0
         self._beat = clock()
         self._when: dict[str, float] = {}
@@ -76,7 +76,7 @@ class Controller:
     def healthy(self) -> str | None:
         """None, or why this process should be started again."""
         silent = self._clock() - self._beat
-        return f"the loop has not turned for {silent:.0f}s" if silent > _HANGS else None
+        return f"the control loop has not run for {silent:.0f}s" if silent > _HANGS else None
 
     @property
     def ready_to_watch(self) -> bool:
@@ -91,7 +91,7 @@ class Controller:
         return frozenset(permitted if self._served.installed else permitted - {PLURAL})
 
     async def run(self) -> None:
-        """Turns until cancelled; an error of one turn is logged and does not end it."""
+        """Runs until cancelled; an error of one round is logged and does not end it."""
         try:
             while True:
                 self._beat = self._clock()
@@ -100,7 +100,7 @@ class Controller:
                 except KubeError as error:
                     log.warning("%s", error)
                     await asyncio.sleep(1.0)
-                await asyncio.sleep(_TURN)
+                await asyncio.sleep(_PAUSE)
         finally:
             for task in self._running.values():
                 task.cancel()
@@ -113,17 +113,17 @@ class Controller:
             return
         if self._lease.term != self._term:
             self._term = self._lease.term
-            self._records.clear()
+            self._states.clear()
             self._due.clear()
             self._when.pop("relist", None)
         await self._relist()
         now = self._clock()
-        keys = self.store.slos.keys()
+        keys = self.cache.slos.keys()
         OBJECTS.set(len(keys))
         await self._forget(keys)
         for key in keys:
             if key not in self._running and self._due.get(key, 0.0) <= now:
-                self._running[key] = asyncio.create_task(self._look(key))
+                self._running[key] = asyncio.create_task(self._reconcile(key))
 
     def _is_time(self, what: str, period: float) -> bool:
         now = self._clock()
@@ -172,7 +172,7 @@ class Controller:
         except KubeError:
             self._when.pop("relist")
             raise
-        self._observer.forget(pod.uid for pod in self.store.pods.values())
+        self._observer.forget(pod.uid for pod in self.cache.pods.values())
 
     async def _list(self, plural: str, group: str, version: str, place: str) -> None:
         root = f"/apis/{group}/{version}" if group else f"/api/{version}"
@@ -180,33 +180,33 @@ class Controller:
         answer = await self._kube.get(f"{root}{scope}/{plural}", resourceVersion="0")
         text = str(answer.get("metadata", {}).get("resourceVersion", ""))
         items: Collection[dict[str, Any]] = answer.get("items") or ()
-        self.store.shelves[plural].replace(items, int(text) if text.isdigit() else 0, place)
+        self.cache.kinds[plural].replace(items, int(text) if text.isdigit() else 0, place)
 
     def _changed(self, key: Key) -> None:
         self._due.pop(key, None)
 
     async def _forget(self, keys: Collection[Key]) -> None:
-        for key in self._records.keys() - set(keys):
+        for key in self._states.keys() - set(keys):
             if key not in self._running:
-                record = self._records.pop(key)
+                state = self._states.pop(key)
                 self._due.pop(key, None)
                 self._failures.pop(key, None)
                 try:
-                    await self._reconciler.forget(key, record)
+                    await self._reconciler.forget(key, state)
                 except (KubeError, NotLeading) as error:
                     log.warning("%s/%s is gone, and its cordon stays: %s", *key, error)
 
-    async def _look(self, key: Key) -> None:
-        record = self._records.setdefault(key, ObjectState(began=self._clock()))
+    async def _reconcile(self, key: Key) -> None:
+        state = self._states.setdefault(key, ObjectState(began=self._clock()))
         self._due[key] = self._clock() + self._settings.interval
         try:
-            async with self._turn:
+            async with self._semaphore:
                 began = self._clock()
                 if self._served.complaint is None:
-                    record.refusal = None
-                    wait = await self._reconciler.look(key, record, self.access)
+                    state.refusal = None
+                    wait = await self._reconciler.reconcile(key, state, self.access)
                 else:
-                    wait = await self._complain(key, record, self._served.complaint)
+                    wait = await self._complain(key, state, self._served.complaint)
                 RECONCILES.observe(self._clock() - began)
             self._failures.pop(key, None)
         except NotLeading:
@@ -228,22 +228,22 @@ class Controller:
         log.log(logging.WARNING if count == 1 else logging.DEBUG, "%s/%s: again in %.0fs: %s", *key, wait, error)
         return wait
 
-    async def _complain(self, key: Key, record: ObjectState, complaint: str) -> float:
+    async def _complain(self, key: Key, state: ObjectState, complaint: str) -> float:
         """Says once that the schema is refused: an older one may drop the status, and a watch that broke with it shows
         it late."""
-        document = self.store.slos.get(*key)
-        if document is None or record.refusal == complaint:
+        document = self.cache.slos.get(*key)
+        if document is None or state.refusal == complaint:
             return self._settings.interval
         before = document.get("status") or {}
-        verdict = Condition("Ready", False, "StaleSchema", complaint)
+        condition = Condition("Ready", False, "StaleSchema", complaint)
         known: dict[str, Any] = next(
             (entry for entry in before.get("conditions") or () if entry.get("type") == "Ready"), {}
         )
         if (known.get("status"), known.get("reason"), known.get("message")) != ("False", "StaleSchema", complaint):
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            listed = status.conditions([verdict], before, int(document["metadata"].get("generation", 0)), at)
+            listed = status.condition_documents([condition], before, int(document["metadata"].get("generation", 0)), at)
             namespace, name = key
             path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}/status"
             await self._kube.patch(path, {"status": {"conditions": listed}})
-        record.refusal = complaint
+        state.refusal = complaint
         return self._settings.interval

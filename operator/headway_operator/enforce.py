@@ -69,7 +69,7 @@ class Enforcer:
         failure: KubeError | None,
         now: float,
     ) -> Outcome:
-        """`failure` is why the policy could not be read. Raises ApiError when the API server failed for now,
+        """`failure` is why the policy could not be read. Raises KubeError when the API server failed for now,
         NotLeading."""
         slo, snapshot = target.slo, observation.snapshot
         enforced = slo.mode is Mode.ENFORCE and not paused(slo)

@@ -31,7 +31,7 @@ class Events:
     async def tell(
         self,
         document: Mapping[str, Any],
-        verdicts: Iterable[Condition],
+        conditions: Iterable[Condition],
         decisions: Iterable[Decision],
         before: Mapping[str, Any],
         at: str,
@@ -40,12 +40,15 @@ class Events:
         for decision in decisions:
             await self._post(document, decision.reason, decision.message, False, at)
         old = {condition["type"]: condition for condition in before.get("conditions") or ()}
-        for verdict in verdicts:
-            known = old.get(verdict.kind, {})
-            fell = verdict.holds is False and (known.get("status"), known.get("reason")) != ("False", verdict.reason)
-            rose = verdict.holds is True and known.get("status") == "False"
-            if verdict.kind != "Ready" and (fell or rose):  # Ready only repeats another condition's reason
-                await self._post(document, verdict.reason, f"{verdict.kind}: {verdict.message}", fell, at)
+        for condition in conditions:
+            known = old.get(condition.type, {})
+            fell = condition.status is False and (known.get("status"), known.get("reason")) != (
+                "False",
+                condition.reason,
+            )
+            rose = condition.status is True and known.get("status") == "False"
+            if condition.type != "Ready" and (fell or rose):  # Ready only repeats another condition's reason
+                await self._post(document, condition.reason, f"{condition.type}: {condition.message}", fell, at)
 
     async def warn(self, document: Mapping[str, Any], reason: str, message: str, at: str) -> None:
         """One warning, for what a status cannot say."""

@@ -62,7 +62,7 @@ class Kube:
         """`timeout` in seconds: a write begun before the lease was lost must have ended before another operator may
         act.
 
-        Raises ApiError when there are no credentials to be found.
+        Raises KubeError when there are no credentials to be found.
         """
         self._configuration = _configuration()
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
@@ -74,7 +74,7 @@ class Kube:
             trust_env=False,
             headers={"User-Agent": "headway-operator"},
         )
-        self._turn = asyncio.Semaphore(concurrency)
+        self._semaphore = asyncio.Semaphore(concurrency)
         self.denied = False
         """Set by every 403: rights may have changed, so they should be asked for again."""
 
@@ -108,7 +108,7 @@ class Kube:
         kind: str = "application/json",
         attempts: int = _ATTEMPTS,
     ) -> dict[str, Any]:
-        """One call, tried up to `attempts` times while the failure is transient. Raises ApiError."""
+        """One call, tried up to `attempts` times while the failure is transient. Raises KubeError."""
         for attempt in range(attempts):
             try:
                 return await self._once(method, path, query, body, kind)
@@ -126,7 +126,7 @@ class Kube:
         content = None if body is None else json.dumps(body)
         headers = {**self._credentials(), "Content-Type": kind}
         try:
-            async with self._turn:
+            async with self._semaphore:
                 answer = await self._http.request(
                     method, path, params=dict(query or {}), content=content, headers=headers
                 )

@@ -64,7 +64,7 @@ class Lease:
         while True:
             was = self.held
             try:
-                await self.turn()
+                await self.attempt()
                 self.trouble = None
             except KubeError as error:
                 if self.trouble is None:
@@ -94,8 +94,8 @@ class Lease:
         except KubeError as error:
             log.info("lease not given back, it runs out in %.0fs: %s", self._duration, error)
 
-    async def turn(self) -> None:
-        """Takes the lease, renews it, or sees that it is another's. Raises ApiError."""
+    async def attempt(self) -> None:
+        """Takes the lease, renews it, or sees that it is another's. Raises KubeError."""
         asked_at = self._clock()
         try:
             current = await self._kube.get(self._path)

@@ -19,12 +19,12 @@ LEADING = Gauge("headway_operator_leading", "1 while this operator holds the lea
 OBJECTS = Gauge("headway_operator_objects", "ServingSLO objects that are known.", registry=REGISTRY)
 RECONCILES = Histogram(
     "headway_operator_reconcile_seconds",
-    "One look at one object, from observation to status.",
+    "Seconds that the reconciliation of one object takes, from observation to status.",
     buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
     registry=REGISTRY,
 )
 FAILURES = Counter(
-    "headway_operator_reconcile_failures", "Looks that ended in an error.", ["reason"], registry=REGISTRY
+    "headway_operator_reconcile_failures", "Reconciliations that ended in an error.", ["reason"], registry=REGISTRY
 )
 API_CALLS = Counter("headway_operator_api_calls", "Calls to the Kubernetes API.", ["method", "code"], registry=REGISTRY)
 POLLS = Counter("headway_operator_polls", "Load reports asked for.", ["kind", "outcome"], registry=REGISTRY)

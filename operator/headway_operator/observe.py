@@ -31,8 +31,8 @@ LARGEST_REPORT = 1 << 20
 """Bytes; a report is some kilobytes."""
 SHARED = 0.8
 """Share of the interval for which one answer serves everybody: a gateway may be behind a hundred objects."""
-IMPATIENT = 1.0
-"""Seconds instead, while an acknowledgement is waited for."""
+SHARED_WHILE_AWAITING = 1.0
+"""Seconds instead of that share, while an acknowledgement is awaited."""
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", RuntimeReport, GatewayReport)
@@ -52,25 +52,29 @@ class Observer:
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
-        self._turn = asyncio.Semaphore(settings.concurrency)
+        self._semaphore = asyncio.Semaphore(settings.concurrency)
         self._runtimes: dict[str, ReceivedReport[RuntimeReport]] = {}
         self._gateways: dict[str, ReceivedReport[GatewayReport]] = {}
         self._asked: dict[str, tuple[float, asyncio.Task[None]]] = {}
 
-    async def poll(self, target: ResolvedTarget, *, impatient: bool = False) -> None:
+    async def poll(self, target: ResolvedTarget, *, awaiting_ack: bool = False) -> None:
         """Asks every pod of the target that has an address; an answer of just now serves whoever shares the pod."""
-        age = min(IMPATIENT, self._settings.interval / 2) if impatient else self._settings.interval * SHARED
+        age = (
+            min(SHARED_WHILE_AWAITING, self._settings.interval / 2)
+            if awaiting_ack
+            else self._settings.interval * SHARED
+        )
         await asyncio.gather(
             *(self._ask(pod, "runtime", age) for pod in _reachable(target.runtimes)),
             *(self._ask(pod, "gateway", age) for pod in _reachable(target.gateways)),
         )
 
     def forget(self, alive: Iterable[str]) -> None:
-        """Drops what was heard from pods whose uid is not among these."""
+        """Drops what was received from pods whose uid is not among these."""
         keep = set(alive)
-        for heard in (self._runtimes, self._gateways, self._asked):
-            for uid in heard.keys() - keep:
-                del heard[uid]
+        for received in (self._runtimes, self._gateways, self._asked):
+            for uid in received.keys() - keep:
+                del received[uid]
 
     def runtime(self, pod: Pod) -> ReceivedReport[RuntimeReport] | None:
         """The last report of a runtime pod."""
@@ -78,8 +82,8 @@ class Observer:
 
     def gateway(self, pod: Pod) -> ReceivedReport[GatewayReport] | None:
         """The last report of a gateway pod, when it is not stale."""
-        heard = self._gateways.get(pod.uid)
-        return heard if heard is not None and self._clock() - heard.at <= self._settings.stale_after else None
+        received = self._gateways.get(pod.uid)
+        return received if received is not None and self._clock() - received.at <= self._settings.stale_after else None
 
     async def _ask(self, pod: Pod, kind: str, age: float) -> None:
         now = self._clock()
@@ -91,7 +95,7 @@ class Observer:
 
     async def _fetch(self, pod: Pod, kind: str) -> None:
         try:
-            async with self._turn, asyncio.timeout(self._settings.report_timeout):
+            async with self._semaphore, asyncio.timeout(self._settings.report_timeout):
                 text = await report_reader.get(pod.ip, pod.control_port, PATH_LOAD, longest=LARGEST_REPORT)
             if kind == "runtime":
                 self._runtimes[pod.uid] = ReceivedReport(load_runtime_report(text), self._clock())
@@ -133,17 +137,18 @@ class Known:
 
 
 def observe(
-    target: ResolvedTarget, observer: Observer, book: TrafficWindow, known: Known, *, stale_after: float, now: float
+    target: ResolvedTarget, observer: Observer, traffic: TrafficWindow, known: Known, *, stale_after: float, now: float
 ) -> Observation:
-    """One observation from what the observer heard; `book` is the target's traffic so far and takes this reading."""
-    heard = {pod.name: voice for pod in target.gateways if (voice := observer.gateway(pod))}
-    books = {name: (voice.report, _books(voice.report, target)) for name, voice in heard.items()}
-    expected = {pod.name for pod in target.gateways if pod.phase in (Phase.READY, Phase.LEAVING)} | books.keys()
-    read_at = max((voice.at for voice in heard.values()), default=now)
-    book.record({name: report for name, (report, _) in books.items()}, expected, read_at)
+    """One observation from the reports that the observer received. `traffic` holds the counters so far, and takes these
+    readings."""
+    received = {pod.name: newest for pod in target.gateways if (newest := observer.gateway(pod))}
+    gateways = {name: (newest.report, _pool_report(newest.report, target)) for name, newest in received.items()}
+    expected = {pod.name for pod in target.gateways if pod.phase in (Phase.READY, Phase.LEAVING)} | gateways.keys()
+    read_at = max((newest.at for newest in received.values()), default=now)
+    traffic.record({name: report for name, (report, _) in gateways.items()}, expected, read_at)
     replicas = tuple(_replica(pod, observer.runtime(pod), now) for pod in target.runtimes)
-    pools = [pool for _, pool in books.values() if pool is not None]
-    whole = len(books) == len(expected) and all(_obeys(pool, known.policy) for _, pool in books.values())
+    pools = [pool for _, pool in gateways.values() if pool is not None]
+    whole = len(gateways) == len(expected) and all(_obeys(pool, known.policy) for _, pool in gateways.values())
     in_flight: dict[str, int] = {}
     for pool in pools:
         for name, count in pool.replica_in_flight.items():
@@ -154,16 +159,16 @@ def observe(
         rolling=target.deployment.rolling,
         policy=known.policy,
         recommended=known.recommended,
-        traffic=book.traffic(read_at) if books else None,
+        traffic=traffic.traffic(read_at) if gateways else None,
         gateways=len(expected),
-        gateways_reporting=len(books),
+        gateways_reporting=len(gateways),
         in_flight=in_flight if whole else None,
         saturated=any(pool.saturated for pool in pools),
         foreign_autoscaler=known.autoscaler,
         stale_after=stale_after,
     )
-    voices = {replica.name: replica.report.policy for replica in replicas if replica.report is not None}
-    answers = {**voices, **{name: pool.policy for name, (_, pool) in books.items() if pool is not None}}
+    acks = {replica.name: replica.report.policy for replica in replicas if replica.report is not None}
+    answers = {**acks, **{name: pool.policy for name, (_, pool) in gateways.items() if pool is not None}}
     given = {name: answer for name, answer in answers.items() if answer is not None}
     return Observation(
         snapshot=snapshot,
@@ -174,7 +179,7 @@ def observe(
     )
 
 
-def _books(report: GatewayReport, target: ResolvedTarget) -> PoolReport | None:
+def _pool_report(report: GatewayReport, target: ResolvedTarget) -> PoolReport | None:
     return next((pool for pool in report.pools if pool.pool == target.slo.target_name), None)
 
 
@@ -185,12 +190,12 @@ def _obeys(pool: PoolReport | None, policy: Policy | None) -> bool:
     return pool is not None and pool.policy is not None and pool.policy.revision >= policy.revision
 
 
-def _replica(pod: Pod, heard: ReceivedReport[RuntimeReport] | None, now: float) -> ObservedReplica:
+def _replica(pod: Pod, received: ReceivedReport[RuntimeReport] | None, now: float) -> ObservedReplica:
     return ObservedReplica(
         name=pod.name,
         phase=pod.phase,
-        report=heard.report if heard else None,
-        age=now - heard.at if heard else None,
+        report=received.report if received else None,
+        age=now - received.at if received else None,
         note=pod.note,
         marked=bool(pod.cost),
     )

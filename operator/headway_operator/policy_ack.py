@@ -11,7 +11,7 @@ from headway_core.slo import Mode, ServingSLO
 from headway_operator.kube import KubeError
 from headway_operator.observe import Observation
 
-PATIENCE = 120.0
+ACKNOWLEDGED_WITHIN = 120.0
 """Seconds that reading a policy may take before it is a fault: a kubelet that was not woken needs a minute."""
 
 
@@ -34,39 +34,43 @@ def knobs_applied(
 ) -> Condition:
     """The condition. `failure` is why the policy could not be written, `waited` the seconds since it was."""
 
-    def verdict(holds: bool | None, reason: str, message: str) -> Condition:
-        return Condition("KnobsApplied", holds, reason, message)
+    def condition(status: bool | None, reason: str, message: str) -> Condition:
+        return Condition("KnobsApplied", status, reason, message)
 
     if paused(slo):
-        return verdict(
+        return condition(
             False, "Paused", f"the annotation {ANNOTATION_PAUSED} is set: nothing is applied until it is removed"
         )
     if failure is not None:
-        return verdict(False, *_failure(failure, slo))
+        return condition(False, *_failure(failure, slo))
     if slo.mode is not Mode.ENFORCE:
-        return verdict(False, "NotEnforced", f"spec.mode is {slo.mode.value}: knobs and replicas stay as they are")
+        return condition(False, "NotEnforced", f"spec.mode is {slo.mode.value}: knobs and replicas stay as they are")
     if policy is None:
         raise AssertionError("without a failure, enforcing writes a policy")
     if observation.refusals:
         pod, why = sorted(observation.refusals.items())[0]
-        return verdict(
+        return condition(
             False, "Refused", f"{len(observation.refusals)} pods could not read the policy, such as {pod}: {why}"
         )
     serving = len(observation.snapshot.fresh)
     confirmed = acknowledged_replicas(observation, policy)
     if serving == 0:
-        return verdict(None, "NoReplicas", f"revision {policy.revision} is written; no replica is there to confirm it")
+        return condition(
+            None, "NoReplicas", f"revision {policy.revision} is written; no replica is there to confirm it"
+        )
     if confirmed < serving:
         words = f"{confirmed} of {serving} serving replicas confirmed revision {policy.revision}"
-        if waited < PATIENCE:
-            return verdict(None, "Waiting", words)
-        return verdict(
+        if waited < ACKNOWLEDGED_WITHIN:
+            return condition(None, "Waiting", words)
+        return condition(
             False, "NotAcknowledged", f"{words}: check that they mount the ConfigMap and were started with --policy"
         )
     if observation.clamped:
         what = "; ".join(f"{knob}: {why}" for knob, why in sorted(observation.clamped.items()))
-        return verdict(True, "Clamped", f"every serving replica confirmed the policy; some have less in force: {what}")
-    return verdict(
+        return condition(
+            True, "Clamped", f"every serving replica confirmed the policy; some have less in force: {what}"
+        )
+    return condition(
         True, "Acknowledged", f"revision {policy.revision} is in force on {confirmed} of {serving} serving replicas"
     )
 

@@ -1,5 +1,5 @@
-"""One look at one ServingSLO: resolve, observe, plan, apply, report. Reads as the path; each step is a module of its
-own."""
+"""One reconciliation of one ServingSLO: resolve, observe, plan, execute, report. `Reconciler.reconcile` reads as the
+path; each step is a module of its own."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ObjectState:
-    """What one object's looks remember. A fresh one is always right: everything else is found in the cluster again."""
+    """What is remembered of one object from one reconciliation to the next. A fresh one is always right: everything
+    else is found in the cluster again."""
 
     began: float
     memory: Memory = Memory()
-    book: TrafficWindow | None = None
+    traffic: TrafficWindow | None = None
     progress: Progress = field(default_factory=Progress)
     refreshed: float = 0.0
-    """When figures were written last; a new record counts from its beginning."""
+    """When figures were written last; a new state counts from its beginning."""
     shown: set[str] = field(default_factory=set)
     refusal: str | None = None
     """What was last said of a schema that is refused."""
@@ -57,13 +58,13 @@ class ObjectState:
 
 
 class Reconciler:
-    """Everything that a look needs; one for all objects."""
+    """Reconciles any object; one for all of them."""
 
     def __init__(
         self,
         settings: Settings,
         kube: Kube,
-        store: Cache,
+        cache: Cache,
         *,
         observer: Observer,
         applier: Applier,
@@ -72,7 +73,7 @@ class Reconciler:
     ) -> None:
         self._settings = settings
         self._kube = kube
-        self._store = store
+        self._cache = cache
         self._observer = observer
         self._applier = applier
         self._enforcer = Enforcer(applier)
@@ -81,69 +82,71 @@ class Reconciler:
         self._autoscalers = Autoscalers(kube)
         self._events = Events(kube, settings.identity, clock)
 
-    async def look(self, key: Key, record: ObjectState, access: Access) -> float:
-        """One look; returns the seconds until the next. Raises ApiError when the API server failed for now, NotLeading,
-        nothing else."""
-        document = self._store.slos.get(*key)
+    async def reconcile(self, key: Key, state: ObjectState, access: Access) -> float:
+        """Reconciles one object; returns the seconds until it is due again.
+
+        Raises KubeError when the API server failed for now, NotLeading, nothing else.
+        """
+        document = self._cache.slos.get(*key)
         if document is None:
             return self._settings.interval
-        other = other_operator(document, self._store, self._settings.operator)
-        if other != record.left_to:
-            record.left_to = other
-            self._hide(key, record)
+        other = other_operator(document, self._cache, self._settings.operator)
+        if other != state.left_to:
+            state.left_to = other
+            self._hide(key, state)
             log.info(
                 "%s/%s is %s", *key, f"left to the operator {other} that its gateway names" if other else "managed here"
             )
         if other is not None:
             return self._settings.interval
-        resolution = resolve(document, self._store, access)
+        resolution = resolve(document, self._cache, access)
         if resolution.target is None:
             undecided = [
                 Condition(kind, None, "TargetNotResolved", "not judged while the target is not resolved")
                 for kind in status.UNDECIDED
             ]
-            verdicts = [resolution.accepted, resolution.resolved, *undecided]
-            await self._report(document, record, access, resolution.slo, verdicts, StatusFigures(), [])
+            conditions = [resolution.accepted, resolution.resolved, *undecided]
+            await self._report(document, state, access, resolution.slo, conditions, StatusFigures(), [])
             return self._settings.interval
         target = resolution.target
-        await self._observer.poll(target, impatient=record.waiting)
+        await self._observer.poll(target, awaiting_ack=state.waiting)
         now = self._clock()
         written, failure = await self._read_policy(target, now)
         autoscaler = await self._autoscaler(target, access, now)
         observation = observe(
             target,
             self._observer,
-            self._book(record, target.slo),
+            self._traffic_window(state, target.slo),
             Known(written, _recommended(document, target.slo), autoscaler),
             stale_after=self._settings.stale_after,
             now=now,
         )
-        wanted = plan(observation.snapshot, target.slo, record.memory, now, self._settings.drain_budget)
-        record.memory = wanted.memory
+        wanted = plan(observation.snapshot, target.slo, state.memory, now, self._settings.drain_budget)
+        state.memory = wanted.memory
         outcome = await self._enforcer.carry_out(
-            target, observation, wanted, record.progress, access, failure=failure, now=now
+            target, observation, wanted, state.progress, access, failure=failure, now=now
         )
-        record.waiting = outcome.again < self._settings.interval
-        record.cordoned = target if outcome.policy is not None and outcome.policy.cordoned else None
+        state.waiting = outcome.again < self._settings.interval
+        state.cordoned = target if outcome.policy is not None and outcome.policy.cordoned else None
         if target.slo.mode is Mode.RECOMMEND:
             outcome.decisions += _recommendations(wanted, document)
         planned = [
-            _about_scaling(known, target.slo, outcome.refused, access) if known.kind == "ScalingActive" else known
-            for known in wanted.verdicts
+            _about_scaling(known, target.slo, outcome.refused, access) if known.type == "ScalingActive" else known
+            for known in wanted.conditions
         ]
-        verdicts = [resolution.accepted, resolution.resolved, *planned, outcome.applied]
-        if now - record.began < target.slo.window + self._settings.interval:
-            verdicts = status.keep_while_warming(verdicts, document.get("status") or {}, target.slo.generation)
-        figures = self._figures(target, observation, wanted, outcome.policy, document, record)
-        await self._report(document, record, access, target.slo, verdicts, figures, outcome.decisions)
+        conditions = [resolution.accepted, resolution.resolved, *planned, outcome.applied]
+        if now - state.began < target.slo.window + self._settings.interval:
+            conditions = status.keep_while_warming(conditions, document.get("status") or {}, target.slo.generation)
+        figures = self._figures(target, observation, wanted, outcome.policy, document, state)
+        await self._report(document, state, access, target.slo, conditions, figures, outcome.decisions)
         return min(self._settings.interval, outcome.again)
 
-    def _book(self, record: ObjectState, slo: ServingSLO) -> TrafficWindow:
-        book = record.book
-        if book is None or (book.pool, book.window) != (slo.target_name, slo.window):
-            book = record.book = TrafficWindow(slo.target_name, slo.window)
-            record.began = self._clock()
-        return book
+    def _traffic_window(self, state: ObjectState, slo: ServingSLO) -> TrafficWindow:
+        traffic = state.traffic
+        if traffic is None or (traffic.pool, traffic.window) != (slo.target_name, slo.window):
+            traffic = state.traffic = TrafficWindow(slo.target_name, slo.window)
+            state.began = self._clock()
+        return traffic
 
     async def _read_policy(self, target: ResolvedTarget, now: float) -> tuple[Policy | None, KubeError | None]:
         try:
@@ -167,11 +170,11 @@ class Reconciler:
         wanted: Plan,
         policy: Policy | None,
         document: Mapping[str, Any],
-        record: ObjectState,
+        state: ObjectState,
     ) -> StatusFigures:
         slo, snapshot = target.slo, observation.snapshot
         before = document.get("status") or {}
-        warm = self._clock() - record.began >= slo.window
+        warm = self._clock() - state.began >= slo.window
         managed = slo.bounds.replicas is not None and snapshot.foreign_autoscaler is None
         replicas = wanted.replicas
         if not warm:  # what was wanted before outweighs what is not known yet
@@ -192,23 +195,23 @@ class Reconciler:
     async def _report(
         self,
         document: Mapping[str, Any],
-        record: ObjectState,
+        state: ObjectState,
         access: Access,
         slo: ServingSLO | None,
-        verdicts: list[Condition],
+        conditions: list[Condition],
         figures: StatusFigures,
         decisions: list[Decision],
     ) -> None:
         """Writes the status when that is due, and tells what changed."""
         metadata, before = document["metadata"], document.get("status") or {}
         missing = tuple(str(right) for right in access.lacks(metadata["namespace"]))
-        verdicts = [status.ready(verdicts, missing, _as_asked(slo)), *verdicts]
-        self._show(metadata, verdicts, record)
+        conditions = [status.ready(conditions, missing, _as_asked(slo)), *conditions]
+        self._show(metadata, conditions, state)
         now, at = self._clock(), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         generation = int(metadata.get("generation", 0))
-        listed = status.conditions(verdicts, before, generation, at)
+        listed = status.condition_documents(conditions, before, generation, at)
         after = status.build(slo, listed, figures, status.decided(before, decisions, at), before, generation)
-        if not status.worth_writing(before, after, now - max(record.refreshed, record.began)):
+        if not status.worth_writing(before, after, now - max(state.refreshed, state.began)):
             return
         if not self._may_write():
             raise NotLeading
@@ -223,35 +226,35 @@ class Reconciler:
             if not error.missing:
                 raise
             return
-        record.refreshed = now
-        self._store.slos.put(answer)
-        await self._events.tell(document, verdicts, decisions, before, at)
+        state.refreshed = now
+        self._cache.slos.put(answer)
+        await self._events.tell(document, conditions, decisions, before, at)
 
-    def _show(self, metadata: Mapping[str, Any], verdicts: list[Condition], record: ObjectState) -> None:
-        for verdict in verdicts:
-            record.shown.add(verdict.kind)
-            CONDITION.labels(metadata["namespace"], metadata["name"], verdict.kind).set(
-                -1 if verdict.holds is None else int(verdict.holds)
+    def _show(self, metadata: Mapping[str, Any], conditions: list[Condition], state: ObjectState) -> None:
+        for condition in conditions:
+            state.shown.add(condition.type)
+            CONDITION.labels(metadata["namespace"], metadata["name"], condition.type).set(
+                -1 if condition.status is None else int(condition.status)
             )
 
-    def _hide(self, key: Key, record: ObjectState) -> None:
-        for kind in record.shown:
+    def _hide(self, key: Key, state: ObjectState) -> None:
+        for kind in state.shown:
             CONDITION.remove(*key, kind)
-        record.shown.clear()
+        state.shown.clear()
 
-    async def forget(self, key: Key, record: ObjectState) -> None:
+    async def forget(self, key: Key, state: ObjectState) -> None:
         """The object is gone: its figures leave /metrics, and knobs and replicas stay. Only who was cordoned gets
         requests again.
 
-        Raises ApiError, NotLeading.
+        Raises KubeError, NotLeading.
         """
-        self._hide(key, record)
-        if record.cordoned is not None:
+        self._hide(key, state)
+        if state.cordoned is not None:
             now = self._clock()
-            policy = (await self._applier.config_map(record.cordoned, now)).policy(key[1])
+            policy = (await self._applier.config_map(state.cordoned, now)).policy(key[1])
             if policy is not None and policy.cordoned:
-                await self._applier.write_policy(record.cordoned, policy.knobs, (), above=policy.revision, now=now)
-                await self._applier.mark(record.cordoned.runtimes, frozenset())
+                await self._applier.write_policy(state.cordoned, policy.knobs, (), above=policy.revision, now=now)
+                await self._applier.mark(state.cordoned.runtimes, frozenset())
 
 
 def _recommended(document: Mapping[str, Any], slo: ServingSLO) -> Knobs | None:
@@ -275,22 +278,22 @@ def _recommendations(wanted: Plan, document: Mapping[str, Any]) -> list[Decision
     return made
 
 
-def _about_scaling(verdict: Condition, slo: ServingSLO, refused: KubeError | None, access: Access) -> Condition:
+def _about_scaling(condition: Condition, slo: ServingSLO, refused: KubeError | None, access: Access) -> Condition:
     """ScalingActive, knowing also what may be and was carried out."""
-    if not verdict.holds:
-        return verdict
+    if not condition.status:
+        return condition
     lacking = ", ".join(scaling_rights(access, slo))
     if paused(slo):
-        return Condition(verdict.kind, False, "Paused", "the object is paused: replicas stay as they are")
+        return Condition(condition.type, False, "Paused", "the object is paused: replicas stay as they are")
     if slo.mode is not Mode.ENFORCE:
         return Condition(
-            verdict.kind, False, "NotEnforced", f"spec.mode is {slo.mode.value}: replicas stay as they are"
+            condition.type, False, "NotEnforced", f"spec.mode is {slo.mode.value}: replicas stay as they are"
         )
     if lacking:
-        return Condition(verdict.kind, False, "Forbidden", f"the operator's account may not {lacking}: grant it")
+        return Condition(condition.type, False, "Forbidden", f"the operator's account may not {lacking}: grant it")
     if refused is not None:
-        return Condition(verdict.kind, False, "Refused", f"the scale could not be set: {refused.message}")
-    return verdict
+        return Condition(condition.type, False, "Refused", f"the scale could not be set: {refused.message}")
+    return condition
 
 
 def _as_asked(slo: ServingSLO | None) -> Condition:

@@ -1,5 +1,5 @@
-"""One GET of a report on a short connection of its own. A general client's pool costs more than the rest of a look when
-a thousand pods are asked in turn and none is asked twice in a second.
+"""One GET of a report on a short connection of its own. When a thousand pods are asked one after the other, and none
+twice in a second, the connection pool of a general client costs more than the rest of a reconciliation.
 
 HTTP/1.0 is asked for on purpose: such an answer has one plain body, and ends with it.
 """

@@ -66,7 +66,7 @@ class Served:
 
 
 async def served(kube: Kube) -> Served:
-    """Reads the published schema. Raises ApiError when it cannot be read."""
+    """Reads the published schema. Raises KubeError when it cannot be read."""
     missing = Served(False, f"the ServingSLO CRD is not installed: {UPGRADE}")
     try:
         document = await kube.get(f"/openapi/v3/apis/{GROUP}/{VERSION}")

@@ -96,7 +96,7 @@ def parse(arguments: list[str] | None = None) -> Settings:
         type=_name,
         default=defaults.lease_name,
         metavar="NAME",
-        help="operators with the same lease take turns (%(default)s)",
+        help="of the operators with the same lease, one acts at a time (%(default)s)",
     )
     parser.add_argument(
         "--lease-duration",
@@ -106,7 +106,7 @@ def parse(arguments: list[str] | None = None) -> Settings:
         help="without a renewal for so long another operator takes over; at least 3s (default 15s)",
     )
     parser.add_argument(
-        "--interval", type=_seconds, default=5.0, metavar="5s", help="how often each object is looked at (default 5s)"
+        "--interval", type=_seconds, default=5.0, metavar="5s", help="how often each object is reconciled (default 5s)"
     )
     parser.add_argument(
         "--report-timeout",
@@ -130,7 +130,7 @@ def parse(arguments: list[str] | None = None) -> Settings:
         "--concurrency",
         type=int,
         default=defaults.concurrency,
-        help="objects looked at side by side (default %(default)s)",
+        help="objects reconciled at the same time (default %(default)s)",
     )
     parser.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default=defaults.log_level)
     given = parser.parse_args(arguments)

@@ -64,44 +64,44 @@ class StatusFigures:
     acknowledged: int | None = None
 
 
-def ready(verdicts: Iterable[Condition], missing: Iterable[str], otherwise: Condition) -> Condition:
+def ready(conditions: Iterable[Condition], missing: Iterable[str], otherwise: Condition) -> Condition:
     """Ready: the first condition that keeps the object from being managed as it asks; `otherwise` when there is
     none."""
-    known = {verdict.kind: verdict for verdict in verdicts}
+    known = {condition.type: condition for condition in conditions}
     for kind in ("Accepted", "TargetResolved"):
-        if kind in known and known[kind].holds is not True:
-            return Condition("Ready", known[kind].holds, known[kind].reason, known[kind].message)
+        if kind in known and known[kind].status is not True:
+            return Condition("Ready", known[kind].status, known[kind].reason, known[kind].message)
     rights = ", ".join(missing)
     if rights:
         return Condition(
             "Ready", False, "MissingPermission", f"the operator's account may not {rights}: grant it; the rest goes on"
         )
     for kind, excused in (("MetricsAvailable", ()), ("Feasible", ()), ("KnobsApplied", ("NotEnforced", "Paused"))):
-        verdict = known.get(kind)
-        if verdict is not None and verdict.holds is False and verdict.reason not in excused:
-            return Condition("Ready", False, verdict.reason, verdict.message)
+        condition = known.get(kind)
+        if condition is not None and condition.status is False and condition.reason not in excused:
+            return Condition("Ready", False, condition.reason, condition.message)
     metrics = known.get("MetricsAvailable")
-    if metrics is not None and metrics.holds is None:
+    if metrics is not None and metrics.status is None:
         return Condition("Ready", None, metrics.reason, metrics.message)
     return otherwise
 
 
-def conditions(
-    verdicts: Iterable[Condition], before: Mapping[str, Any], generation: int, now: str
+def condition_documents(
+    conditions: Iterable[Condition], before: Mapping[str, Any], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """The verdicts as conditions; lastTransitionTime moves only when the status does."""
+    """The conditions as Kubernetes writes them; lastTransitionTime moves only when the status does."""
     old = {condition["type"]: condition for condition in before.get("conditions") or ()}
     made = []
-    for verdict in sorted(verdicts, key=lambda known: ORDER.index(known.kind)):
-        word = _WORD[verdict.holds]
-        known = old.get(verdict.kind, {})
+    for condition in sorted(conditions, key=lambda known: ORDER.index(known.type)):
+        word = _WORD[condition.status]
+        known = old.get(condition.type, {})
         since = known.get("lastTransitionTime", now) if known.get("status") == word else now
         made.append(
             {
-                "type": verdict.kind,
+                "type": condition.type,
                 "status": word,
-                "reason": verdict.reason,
-                "message": verdict.message,
+                "reason": condition.reason,
+                "message": condition.message,
                 "lastTransitionTime": since,
                 "observedGeneration": generation,
             }
@@ -109,24 +109,24 @@ def conditions(
     return made
 
 
-def keep_while_warming(verdicts: Iterable[Condition], before: Mapping[str, Any], generation: int) -> list[Condition]:
+def keep_while_warming(conditions: Iterable[Condition], before: Mapping[str, Any], generation: int) -> list[Condition]:
     """In the first window after a start, what was known before outweighs what is not known yet: a restart changes no
     condition.
 
-    Only verdicts that follow from counting over a window are kept, only those about the same generation, and none
+    Only conditions that follow from counting over a window are kept, only those about the same generation, and none
     against bad news.
     """
     old = {condition["type"]: condition for condition in before.get("conditions") or ()}
 
-    def kept(verdict: Condition) -> Condition:
-        known = old.get(verdict.kind, {})
-        counted = verdict.kind in ("SLOMet", "WithinBounds") or verdict.reason in ("FirstReading", "NoTraffic")
+    def kept(condition: Condition) -> Condition:
+        known = old.get(condition.type, {})
+        counted = condition.type in ("SLOMet", "WithinBounds") or condition.reason in ("FirstReading", "NoTraffic")
         said = known.get("status") in ("True", "False") and known.get("observedGeneration") == generation
-        if not counted or not said or verdict.holds is False:
-            return verdict
-        return Condition(verdict.kind, known["status"] == "True", known["reason"], known["message"])
+        if not counted or not said or condition.status is False:
+            return condition
+        return Condition(condition.type, known["status"] == "True", known["reason"], known["message"])
 
-    return [kept(verdict) for verdict in verdicts]
+    return [kept(condition) for condition in conditions]
 
 
 def build(

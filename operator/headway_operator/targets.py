@@ -43,16 +43,16 @@ class Resolution:
     target: ResolvedTarget | None = None
 
 
-def other_operator(document: Mapping[str, Any], store: Cache, own: str) -> str | None:
+def other_operator(document: Mapping[str, Any], cache: Cache, own: str) -> str | None:
     """The operator that the object's gateway names, when it is not `own`: two releases in one namespace each serve
     their own gateway."""
     reference = (document.get("spec") or {}).get("gatewayRef")
     name = reference.get("name") if isinstance(reference, Mapping) else None
-    gateway = store.services.get(document["metadata"].get("namespace", ""), str(name))
+    gateway = cache.services.get(document["metadata"].get("namespace", ""), str(name))
     return gateway.operator if gateway is not None and gateway.operator not in ("", own) else None
 
 
-def resolve(document: Mapping[str, Any], store: Cache, access: Access) -> Resolution:
+def resolve(document: Mapping[str, Any], cache: Cache, access: Access) -> Resolution:
     """Validates the object and finds its target, Service, gateway and pods among what the watches have shown."""
     unresolved = Condition(
         "TargetResolved", None, "NotAccepted", "the object is not accepted, so its target was not looked for"
@@ -63,7 +63,7 @@ def resolve(document: Mapping[str, Any], store: Cache, access: Access) -> Resolu
         return Resolution(
             Condition("Accepted", False, "InvalidSpec", f"{error}; the last good settings stay"), unresolved
         )
-    owner = store.owner(slo.namespace, slo.target_name)
+    owner = cache.owner(slo.namespace, slo.target_name)
     if owner not in (None, slo.name):
         message = (
             f"Deployment {slo.target_name} belongs to the older ServingSLO {owner}: delete one of the "
@@ -71,7 +71,7 @@ def resolve(document: Mapping[str, Any], store: Cache, access: Access) -> Resolu
         )
         return Resolution(Condition("Accepted", False, "TargetOwned", message), unresolved, slo)
     accepted = Condition("Accepted", True, "Accepted", "the spec is valid and the target is its own")
-    found = _find(slo, store, access)
+    found = _find(slo, cache, access)
     if isinstance(found, ResolvedTarget):
         where = f"Deployment {slo.target_name}, Service {slo.service_name} and gateway {found.gateway} are there"
         return Resolution(accepted, Condition("TargetResolved", True, "Resolved", where), slo, found)
@@ -79,20 +79,20 @@ def resolve(document: Mapping[str, Any], store: Cache, access: Access) -> Resolu
     return Resolution(accepted, Condition("TargetResolved", False, reason, message), slo)
 
 
-def _find(slo: ServingSLO, store: Cache, access: Access) -> ResolvedTarget | tuple[str, str]:
+def _find(slo: ServingSLO, cache: Cache, access: Access) -> ResolvedTarget | tuple[str, str]:
     lacking = access.lacks(slo.namespace, "TargetResolved")
     if lacking:
         return (
             "Forbidden",
             f"the operator's account may not {', '.join(map(str, lacking))} in namespace {slo.namespace}: grant it",
         )
-    deployment = store.deployments.get(slo.namespace, slo.target_name)
+    deployment = cache.deployments.get(slo.namespace, slo.target_name)
     if deployment is None:
         return (
             "DeploymentNotFound",
             f"there is no Deployment {slo.target_name} in namespace {slo.namespace}: create it; it is found by itself",
         )
-    service = store.services.get(slo.namespace, slo.service_name)
+    service = cache.services.get(slo.namespace, slo.service_name)
     if service is None:
         return (
             "ServiceNotFound",
@@ -116,12 +116,12 @@ def _find(slo: ServingSLO, store: Cache, access: Access) -> ResolvedTarget | tup
             "GatewayNotSet",
             "spec.gatewayRef is not set: promises are measured, and policies delivered, through a gateway",
         )
-    gateway = store.services.get(slo.namespace, slo.gateway_name)
+    gateway = cache.services.get(slo.namespace, slo.gateway_name)
     if gateway is None:
         return (
             "GatewayNotFound",
             f"there is no Service {slo.gateway_name}: install the gateway, or correct spec.gatewayRef",
         )
     return ResolvedTarget(
-        slo, deployment, service, slo.gateway_name, tuple(store.pods_behind(service)), tuple(store.pods_behind(gateway))
+        slo, deployment, service, slo.gateway_name, tuple(cache.pods_behind(service)), tuple(cache.pods_behind(gateway))
     )

@@ -31,8 +31,8 @@ def server(wrong):
 
 def test_health_is_ok_or_says_what_is_wrong(server, wrong):
     assert get(server, "/healthz") == (200, "ok\n")
-    wrong.append("the loop has not turned for 61s")
-    assert get(server, "/healthz") == (503, "the loop has not turned for 61s\n")
+    wrong.append("the control loop has not run for 61s")
+    assert get(server, "/healthz") == (503, "the control loop has not run for 61s\n")
     assert get(server, "/elsewhere")[0] == 404
 
 
@@ -45,7 +45,7 @@ def test_the_operators_own_figures_are_there(server):
 
 def test_a_loop_that_hangs_is_not_healthy():
     now = [100.0]
-    loop = Controller(Settings(), None, None, observer=None, make_reconciler=lambda store: None, clock=lambda: now[0])
+    loop = Controller(Settings(), None, None, observer=None, make_reconciler=lambda cache: None, clock=lambda: now[0])
     assert loop.healthy() is None
     now[0] += 61
-    assert loop.healthy() == "the loop has not turned for 61s"
+    assert loop.healthy() == "the control loop has not run for 61s"

@@ -41,7 +41,7 @@ GATEWAY = GatewayReport(
     ReplicaState.READY,
     (PoolReport("rt", {"default": ClassReport(offered=7)}, replica_in_flight={"a": 2}),),
 )
-GOOD, BOOKS = dump(REPORT).encode(), dump(GATEWAY).encode()
+GOOD, COUNTS = dump(REPORT).encode(), dump(GATEWAY).encode()
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ async def test_bad_answers_are_no_news_and_delay_nobody(pods, observer):
 
 
 async def test_a_shared_gateway_is_asked_once_for_all(pods, observer):
-    gateway = await pods("g", BOOKS)
+    gateway = await pods("g", COUNTS)
     await asyncio.gather(*(observer.poll(target([], [gateway])) for _ in range(20)))
     await observer.poll(target([], [gateway]))
     assert pods.asked == {"g": 1}
@@ -114,8 +114,8 @@ async def test_a_shared_gateway_is_asked_once_for_all(pods, observer):
 async def test_who_waits_for_an_acknowledgement_asks_sooner(pods):
     now = [0.0]
     observer = Observer(Settings(interval=5.0), clock=lambda: now[0])
-    gateway = await pods("g", BOOKS)
-    for at, impatient, asked in [
+    gateway = await pods("g", COUNTS)
+    for at, awaiting_ack, asked in [
         (0.0, False, 1),
         (1.5, False, 1),
         (1.5, True, 2),
@@ -124,19 +124,19 @@ async def test_who_waits_for_an_acknowledgement_asks_sooner(pods):
         (5.6, False, 3),
     ]:
         now[0] = at
-        await observer.poll(target([], [gateway]), impatient=impatient)
+        await observer.poll(target([], [gateway]), awaiting_ack=awaiting_ack)
         assert pods.asked["g"] == asked, at
 
 
 async def test_a_window_shorter_than_the_age_of_a_shared_reading_still_has_its_traffic(pods):
     now = [0.0]
     observer = Observer(Settings(interval=5.0), clock=lambda: now[0])
-    gateway = await pods("g", BOOKS)
-    book, known = TrafficWindow("rt", 1.0), Known(None, None, None)
-    for at in (0.0, 5.0, 8.9):  # the last look finds the answer of 3.9 s before
+    gateway = await pods("g", COUNTS)
+    traffic, known = TrafficWindow("rt", 1.0), Known(None, None, None)
+    for at in (0.0, 5.0, 8.9):  # the last poll finds the answer of 3.9 s before
         now[0] = at
         await observer.poll(target([], [gateway]))
-        seen = observe(target([], [gateway]), observer, book, known, stale_after=15.0, now=at).snapshot
+        seen = observe(target([], [gateway]), observer, traffic, known, stale_after=15.0, now=at).snapshot
     assert seen.traffic is not None
 
 
@@ -144,7 +144,7 @@ async def test_the_snapshot_knows_who_is_silent_and_what_is_in_flight(pods, obse
     runtime, silent, gateway, deaf = (
         await pods("a", GOOD),
         await pods("s", None),
-        await pods("g", BOOKS),
+        await pods("g", COUNTS),
         await pods("d", None),
     )
     whole, partly = target([runtime, silent], [gateway]), target([runtime, silent], [gateway, deaf])

@@ -25,12 +25,12 @@ SLO = ServingSLO.parse(
 )
 
 
-def verdicts(**changed):
-    """Every condition true, except those given as (holds, reason)."""
+def conditions(**changed):
+    """Every condition true, except those given as (status, reason)."""
     made = []
     for kind in status.ORDER[1:]:
-        holds, reason = changed.get(kind, (True, "Fine"))
-        made.append(Condition(kind, holds, reason, f"{kind} for 3 of 4"))
+        value, reason = changed.get(kind, (True, "Fine"))
+        made.append(Condition(kind, value, reason, f"{kind} for 3 of 4"))
     return made
 
 
@@ -62,27 +62,27 @@ def written(listed, generation=1, **rest):
     ],
 )
 def test_ready_is_the_first_thing_that_keeps_it_from_being_managed(changed, expected):
-    found = status.ready(verdicts(**changed), (), Condition("Ready", True, "Enforcing", ""))
-    assert (found.holds, found.reason) == expected
+    found = status.ready(conditions(**changed), (), Condition("Ready", True, "Enforcing", ""))
+    assert (found.status, found.reason) == expected
 
 
 def test_a_missing_right_is_told_by_ready():
-    found = status.ready(verdicts(), ("patch pods",), Condition("Ready", True, "Enforcing", ""))
+    found = status.ready(conditions(), ("patch pods",), Condition("Ready", True, "Enforcing", ""))
     assert (found.reason, "patch pods" in found.message) == ("MissingPermission", True)
 
 
 def test_transition_times_move_with_the_status_alone():
-    first = status.conditions(verdicts(), {}, 1, NOW)
-    same = status.conditions(verdicts(SLOMet=(True, "Other")), written(first), 2, LATER)
+    first = status.condition_documents(conditions(), {}, 1, NOW)
+    same = status.condition_documents(conditions(SLOMet=(True, "Other")), written(first), 2, LATER)
     assert {known["lastTransitionTime"] for known in same} == {NOW}
-    fell = status.conditions(verdicts(SLOMet=(False, "Missed")), written(first), 2, LATER)
+    fell = status.condition_documents(conditions(SLOMet=(False, "Missed")), written(first), 2, LATER)
     assert [known["type"] for known in fell if known["lastTransitionTime"] == LATER] == ["SLOMet"]
     assert [known["type"] for known in fell] == list(status.ORDER[1:]), "in the order that tells the story"
 
 
 class TestSilence:
     before = written(
-        status.conditions(verdicts(), {}, 1, NOW),
+        status.condition_documents(conditions(), {}, 1, NOW),
         observed={"class": "a"},
         classes=[{"class": "a", "ttft": "600ms"}],
         replicas=3,
@@ -97,7 +97,7 @@ class TestSilence:
     def test_a_count_or_a_condition_is_written_at_once(self):
         assert status.worth_writing(self.before, self.after(replicas=4), 0.0)
         assert status.worth_writing(self.before, self.after(observedGeneration=2), 0.0)
-        fell = status.conditions(verdicts(SLOMet=(False, "Missed")), self.before, 1, LATER)
+        fell = status.condition_documents(conditions(SLOMet=(False, "Missed")), self.before, 1, LATER)
         assert status.worth_writing(self.before, self.after(conditions=fell), 0.0)
 
     @pytest.mark.parametrize(
@@ -211,16 +211,22 @@ class TestFirstFigures:
 
 class TestWarming:
     def test_what_was_known_outlives_what_is_not_known_yet(self):
-        old = written(status.conditions(verdicts(SLOMet=(True, "Kept"), WithinBounds=(False, "AtMax")), {}, 1, NOW))
-        fresh = verdicts(SLOMet=(None, "TooFewSamples"), MetricsAvailable=(None, "FirstReading"))
-        kept = {known.kind: known for known in status.keep_while_warming(fresh, old, 1)}
-        assert (kept["SLOMet"].holds, kept["WithinBounds"].holds, kept["MetricsAvailable"].holds) == (True, False, True)
+        old = written(
+            status.condition_documents(conditions(SLOMet=(True, "Kept"), WithinBounds=(False, "AtMax")), {}, 1, NOW)
+        )
+        fresh = conditions(SLOMet=(None, "TooFewSamples"), MetricsAvailable=(None, "FirstReading"))
+        kept = {known.type: known for known in status.keep_while_warming(fresh, old, 1)}
+        assert (kept["SLOMet"].status, kept["WithinBounds"].status, kept["MetricsAvailable"].status) == (
+            True,
+            False,
+            True,
+        )
 
     def test_bad_news_and_new_specs_are_told_at_once(self):
-        old = written(status.conditions(verdicts(SLOMet=(True, "Kept")), {}, 1, NOW))
-        bad = {known.kind: known for known in status.keep_while_warming(verdicts(SLOMet=(False, "Missed")), old, 1)}
-        assert bad["SLOMet"].holds is False
+        old = written(status.condition_documents(conditions(SLOMet=(True, "Kept")), {}, 1, NOW))
+        bad = {known.type: known for known in status.keep_while_warming(conditions(SLOMet=(False, "Missed")), old, 1)}
+        assert bad["SLOMet"].status is False
         new = {
-            known.kind: known for known in status.keep_while_warming(verdicts(SLOMet=(None, "TooFewSamples")), old, 2)
+            known.type: known for known in status.keep_while_warming(conditions(SLOMet=(None, "TooFewSamples")), old, 2)
         }
-        assert new["SLOMet"].holds is None
+        assert new["SLOMet"].status is None

@@ -16,7 +16,7 @@ def slo(name="chat", created="2026-01-01T00:00:00Z", **spec):
 
 
 @pytest.fixture
-def store():
+def cache():
     """A namespace with everything that `slo()` points at."""
     made = Cache(lambda key: None)
     labels = {"headway.dev/runtime": "rt"}
@@ -33,8 +33,8 @@ def store():
     return made
 
 
-def test_everything_is_found_through_the_services(store):
-    target = resolve(slo(), store, Access()).target
+def test_everything_is_found_through_the_services(cache):
+    target = resolve(slo(), cache, Access()).target
     assert [pod.name for pod in target.runtimes] == ["rt-1"]
     assert [pod.name for pod in target.gateways] == ["gw-1"]
     assert target.config_map == "gw-policy"
@@ -43,18 +43,18 @@ def test_everything_is_found_through_the_services(store):
 @pytest.mark.parametrize(
     "spec", [{"objectives": {}}, {"objectives": None}, {"targetRef": []}, {"mode": 7}, {"surprise": 1}]
 )
-def test_a_spec_that_an_older_schema_let_through_is_told_and_harms_nobody(store, spec):
-    found = resolve(slo(**spec), store, Access())
-    assert (found.accepted.holds, found.accepted.reason, found.target) == (False, "InvalidSpec", None)
+def test_a_spec_that_an_older_schema_let_through_is_told_and_harms_nobody(cache, spec):
+    found = resolve(slo(**spec), cache, Access())
+    assert (found.accepted.status, found.accepted.reason, found.target) == (False, "InvalidSpec", None)
     assert "spec" in found.accepted.message
-    assert found.resolved.holds is None
+    assert found.resolved.status is None
 
 
-def test_the_oldest_owns_the_target_and_names_break_ties(store):
+def test_the_oldest_owns_the_target_and_names_break_ties(cache):
     documents = [slo("b"), slo("a"), slo("young", "2026-01-02T00:00:00Z"), slo("elsewhere", targetRef={"name": "x"})]
     for document in documents:
-        store.slos.put(document)
-    assert [resolve(document, store, Access()).accepted.reason for document in documents] == [
+        cache.slos.put(document)
+    assert [resolve(document, cache, Access()).accepted.reason for document in documents] == [
         "TargetOwned",
         "Accepted",
         "TargetOwned",
@@ -62,30 +62,30 @@ def test_the_oldest_owns_the_target_and_names_break_ties(store):
     ]
 
 
-def test_a_missing_right_is_not_taken_for_a_missing_object(store):
-    store.deployments.take("DELETED", {"metadata": {"name": "rt", "namespace": "ns"}})
+def test_a_missing_right_is_not_taken_for_a_missing_object(cache):
+    cache.deployments.take("DELETED", {"metadata": {"name": "rt", "namespace": "ns"}})
     right = next(known for known in NEEDED if known.resource == "deployments")
-    found = resolve(slo(), store, Access(frozenset([("ns", right)]))).resolved
+    found = resolve(slo(), cache, Access(frozenset([("ns", right)]))).resolved
     assert (found.reason, "list deployments.apps" in found.message) == ("Forbidden", True)
-    assert resolve(slo(), store, Access()).resolved.reason == "DeploymentNotFound"
+    assert resolve(slo(), cache, Access()).resolved.reason == "DeploymentNotFound"
 
 
-def test_a_right_missing_in_another_namespace_does_not_matter(store):
+def test_a_right_missing_in_another_namespace_does_not_matter(cache):
     right = next(known for known in NEEDED if known.resource == "deployments")
-    assert resolve(slo(), store, Access(frozenset([("other", right)]))).target is not None
-    assert resolve(slo(), store, Access(frozenset([("", right)]))).target is None
+    assert resolve(slo(), cache, Access(frozenset([("other", right)]))).target is not None
+    assert resolve(slo(), cache, Access(frozenset([("", right)]))).target is None
 
 
-def test_a_gateway_may_name_the_operator_that_serves_it(store):
-    assert other_operator(slo(), store, "ns/mine") is None, "nobody named: whoever finds it"
+def test_a_gateway_may_name_the_operator_that_serves_it(cache):
+    assert other_operator(slo(), cache, "ns/mine") is None, "nobody named: whoever finds it"
     metadata = {
         "name": "gw",
         "namespace": "ns",
         "resourceVersion": "2",
         "annotations": {"headway.dev/operator": "ns/mine"},
     }
-    store.services.put({"metadata": metadata, "spec": {"selector": {"headway.dev/gateway": "gw"}}})
-    assert other_operator(slo(), store, "ns/mine") is None
-    assert other_operator(slo(), store, "ns/theirs") == "ns/mine"
+    cache.services.put({"metadata": metadata, "spec": {"selector": {"headway.dev/gateway": "gw"}}})
+    assert other_operator(slo(), cache, "ns/mine") is None
+    assert other_operator(slo(), cache, "ns/theirs") == "ns/mine"
     for spec in ({"gatewayRef": None}, {"gatewayRef": {"name": "nowhere"}}, {"gatewayRef": []}):
-        assert other_operator(slo(**spec), store, "ns/theirs") is None, "what is wrong with it is for everybody to say"
+        assert other_operator(slo(**spec), cache, "ns/theirs") is None, "what is wrong with it is for everybody to say"

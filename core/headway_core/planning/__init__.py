@@ -3,6 +3,7 @@
 Pure: a snapshot in, actions out. No Kubernetes, no HTTP, no waiting: the operator and `headway up` carry actions out.
 
 * `plan.plan` decides knobs and replicas; `knobs.plan_knobs` decides knobs alone, for `headway up`.
-* `capacity.solve` is the formula behind both; `rates.Ledger` turns counters that restart into increments.
-* `verdicts` says in words how the promise stands.
+* `capacity.solve` is the formula behind both.
+* `counter_window.CounterWindow` turns counters that restart into increments.
+* `conditions` says in words how well the objectives are kept.
 """

@@ -131,7 +131,7 @@ class ReplicaCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """No setting keeps the promise. `reason` is a CamelCase word, `message` says by how much."""
+    """No setting keeps the targets. `reason` is a CamelCase word, `message` says by how much."""
 
     reason: str
     message: str
@@ -158,37 +158,37 @@ def step_seconds(model: StepTimeReport, load: Workload, prefill: float, sequence
 def solve(
     model: StepTimeReport,
     load: Workload,
-    promise: Targets,
+    targets: Targets,
     capacity: EngineLimits,
     *,
     bounds: Bounds = Bounds(),
-    experience: MeasuredRange | None = None,
+    measured: MeasuredRange | None = None,
     rho: float = RHO,
 ) -> ReplicaCapacity | Unreachable:
     """The largest number of sequences whose iterations keep TPOT while prefill keeps up with the mix, and what goes
     with it.
 
-    `experience` None: the model is believed at any size.
+    `measured` None: the model is believed at any size.
     """
-    limit = promise.tpot or ITERATION_LIMIT
+    limit = targets.tpot or ITERATION_LIMIT
     alone = step_seconds(model, load, 0.0, 1.0)
-    if promise.tpot is not None and alone > promise.tpot:
+    if targets.tpot is not None and alone > targets.tpot:
         return Unreachable(
             "TPOTUnreachable",
-            f"TPOT {format_seconds(promise.tpot)} unreachable: one sequence already takes {format_seconds(alone)}",
+            f"TPOT {format_seconds(targets.tpot)} unreachable: one sequence already takes {format_seconds(alone)}",
         )
-    smallest, most = _budget_range(bounds.prefill_token_budget, capacity, experience)
+    smallest, most = _budget_range(bounds.prefill_token_budget, capacity, measured)
     fits_beside_one = _largest(lambda p: step_seconds(model, load, p, 1.0) - limit, most)
     floor = 1.0
-    if promise.ttft is not None:
+    if targets.ttft is not None:
         quickest = load.prefill / max(fits_beside_one, 1e-9) * limit
-        if quickest > promise.ttft:
+        if quickest > targets.ttft:
             return Unreachable(
                 "TTFTUnreachable",
-                f"TTFT {format_seconds(promise.ttft)} unreachable: the {load.prefill:.0f} prefill tokens of a mean "
+                f"TTFT {format_seconds(targets.ttft)} unreachable: the {load.prefill:.0f} prefill tokens of a mean "
                 f"prompt take {format_seconds(quickest)} in iterations of {format_seconds(limit)}",
             )
-        floor = load.prefill * limit / (promise.ttft * PREFILL_SHARE_OF_TTFT)
+        floor = load.prefill * limit / (targets.ttft * PREFILL_SHARE_OF_TTFT)
     floor = min(max(floor, float(bounds.prefill_token_budget.min or 1)), max(1.0, fits_beside_one))
     per_sequence = load.prefill / (rho * load.output)
 
@@ -212,21 +212,21 @@ def solve(
     if bounds.max_num_seqs.max is not None:
         highest = bounds.max_num_seqs.max
         caps.append((float(highest), Binding.BOUNDS, f"spec.bounds.maxNumSeqs.max is {highest}"))
-    if experience is not None:
+    if measured is not None:
         caps.append(
             (
-                experience.sequences,
+                measured.sequences,
                 Binding.EXPERIENCE,
-                f"no more than {experience.sequences:.0f} sequences were tried so far",
+                f"no more than {measured.sequences:.0f} sequences were tried so far",
             )
         )
     cap, binding, message = min(caps, key=lambda entry: entry[0])
     keeps = _largest(lambda n: step_seconds(model, load, budget(n), n) - limit, cap)
     if keeps < cap * (1 - 1e-9):
-        binding = Binding.TPOT if promise.tpot is not None else Binding.ITERATION
+        binding = Binding.TPOT if targets.tpot is not None else Binding.ITERATION
         what = (
             f"TPOT {format_seconds(limit)}"
-            if promise.tpot is not None
+            if targets.tpot is not None
             else f"an iteration of at most {format_seconds(limit)} (no TPOT objective)"
         )
         message = f"{what} is reached with {keeps:.3g} sequences and {budget(keeps):.0f} prefill tokens an iteration"
@@ -244,7 +244,7 @@ def solve(
     return ReplicaCapacity(sequences, max(p, smallest), rate, taken, binding, message, out_of_bounds)
 
 
-def _budget_range(bounds: Range, capacity: EngineLimits, experience: MeasuredRange | None) -> tuple[float, float]:
+def _budget_range(bounds: Range, capacity: EngineLimits, measured: MeasuredRange | None) -> tuple[float, float]:
     """(least, most) prefill tokens of an iteration that the knob may ask for.
 
     The least is a KV block, or `bounds.min`: a mix of short or cached prompts needs next to none on average, and a
@@ -255,7 +255,7 @@ def _budget_range(bounds: Range, capacity: EngineLimits, experience: MeasuredRan
         capacity.prefill_token_budget if bounds.max is None else min(capacity.prefill_token_budget, bounds.max)
     )
     least = min(most, float(max(capacity.block_size, bounds.min or 1)))
-    return least, most if experience is None else max(least, min(most, experience.prefill_tokens))
+    return least, most if measured is None else max(least, min(most, measured.prefill_tokens))
 
 
 def _largest(excess: Callable[[float], float], high: float) -> float:

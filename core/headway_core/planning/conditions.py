@@ -18,10 +18,10 @@ from headway_core.slo import PriorityClass, ServingSLO
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition. `holds` None is Unknown."""
+    """One condition. `status` None is Unknown."""
 
-    kind: str
-    holds: bool | None
+    type: str
+    status: bool | None
     reason: str
     message: str
 
@@ -29,49 +29,49 @@ class Condition:
 def metrics_available(snapshot: Snapshot, slo: ServingSLO) -> Condition:
     """MetricsAvailable: no replica, no report, stale reports, too few, no gateway, no traffic are different states."""
 
-    def verdict(holds: bool | None, reason: str, message: str) -> Condition:
-        return Condition("MetricsAvailable", holds, reason, message)
+    def condition(status: bool | None, reason: str, message: str) -> Condition:
+        return Condition("MetricsAvailable", status, reason, message)
 
     serving, fresh = snapshot.serving, snapshot.fresh
     if not serving:
-        return verdict(
+        return condition(
             False, "NoReadyReplicas", f"no replica is ready{_others(snapshot)}: nothing is decided until one is"
         )
     voices = f"{len(fresh)} of {len(serving)} serving replicas report"
     if not fresh and all(replica.report is None for replica in serving):
-        return verdict(
+        return condition(
             False,
             "NoMetrics",
             f"{voices}: check that port 8001 of the runtime pods answers GET /load and that no NetworkPolicy "
             "forbids it",
         )
     if not fresh:
-        return verdict(
+        return condition(
             False,
             "StaleMetrics",
             f"{voices} within {snapshot.stale_after:.0f}s, though they did before: knobs and replicas are "
             "frozen until they report again",
         )
     if not snapshot.trustworthy:
-        return verdict(
+        return condition(
             False, "PartialMetrics", f"{voices}, fewer than half: knobs and replicas are frozen until more report"
         )
     if snapshot.gateways == 0:
-        return verdict(
+        return condition(
             False,
             "NoGatewayPods",
             f"{voices}, but no gateway pod is ready: start the gateway that spec.gatewayRef names",
         )
     gates = f"{snapshot.gateways_reporting} of {snapshot.gateways} gateways report"
     if snapshot.gateways_reporting == 0:
-        return verdict(
+        return condition(
             False, "NoGatewayMetrics", f"{voices}, {gates}: check that port 8001 of the gateway pods answers GET /load"
         )
     if snapshot.traffic is None:
-        return verdict(None, "FirstReading", f"{voices}, {gates}; rates need a second reading")
+        return condition(None, "FirstReading", f"{voices}, {gates}; rates need a second reading")
     if snapshot.traffic.demand.count == 0 and all(known.offered == 0 for known in snapshot.traffic.classes.values()):
-        return verdict(True, "NoTraffic", f"{voices}, {gates}; no request arrived in the window of {slo.window:.0f}s")
-    return verdict(True, "Reporting", f"{voices}, {gates}{_others(snapshot)}")
+        return condition(True, "NoTraffic", f"{voices}, {gates}; no request arrived in the window of {slo.window:.0f}s")
+    return condition(True, "Reporting", f"{voices}, {gates}{_others(snapshot)}")
 
 
 def _others(snapshot: Snapshot) -> str:

@@ -1,7 +1,8 @@
 """Which `max_num_seqs` and prefill token budget a pool should have. Knobs follow the mix and the targets, never the
 load.
 
-`plan_knobs` is all that `headway up` needs. `plan` uses its two halves, because there replicas take turns with knobs:
+`plan_knobs` is all that `headway up` needs. `plan` uses its two halves, because there replicas and knobs do not move in
+the same window:
 
 1. `estimate`: what one replica of the pool can carry, from fresh reports; a lower median, so that one odd replica has
    no veto.
@@ -98,7 +99,7 @@ def estimate(replicas: Sequence[ObservedReplica], slo: ServingSLO, current: Knob
         max(1.0, GROWTH * max(model.max_decode_rows for _, model in measured)),
         max(1.0, GROWTH * max(model.max_prefill_tokens for _, model in measured)),
     )
-    promise = Targets.tightest([known.objectives for known in slo.classes], load.prompt)
+    targets = Targets.tightest([known.objectives for known in slo.classes], load.prompt)
     found: list[ReplicaCapacity] = []
     cautious: list[float] = []
     refused: list[Unreachable] = []
@@ -117,7 +118,7 @@ def estimate(replicas: Sequence[ObservedReplica], slo: ServingSLO, current: Knob
                 ),
             ),
         )
-        answer = solve(model, load, promise, report.capacity, bounds=slo.bounds, experience=tried)
+        answer = solve(model, load, targets, report.capacity, bounds=slo.bounds, measured=tried)
         if isinstance(answer, Unreachable):
             refused.append(answer)
             continue
@@ -125,7 +126,7 @@ def estimate(replicas: Sequence[ObservedReplica], slo: ServingSLO, current: Knob
         if answer.sequences <= seen.sequences and answer.budget <= seen.prefill_tokens:
             cautious.append(answer.rate)
             continue
-        careful = solve(model, load, promise, report.capacity, bounds=slo.bounds, experience=seen)
+        careful = solve(model, load, targets, report.capacity, bounds=slo.bounds, measured=seen)
         if isinstance(careful, ReplicaCapacity):
             cautious.append(careful.rate)
     if len(refused) >= len(found):
@@ -144,7 +145,7 @@ def settle(
     now: float,
     may_move: bool = True,
 ) -> KnobPlan:
-    """The knobs to have. `may_move` False: somebody else's turn, so the decision is only remembered."""
+    """The knobs to have. `may_move` False: replicas moved lately, so the estimate is only remembered."""
     if memory.generation != slo.generation:
         memory = replace(memory, generation=slo.generation, estimates=(), moved_at=None)
     base = memory.decided or current

@@ -1,8 +1,8 @@
-"""One decision: a snapshot and the object in, actions with reasons and verdicts out. Nothing here acts.
+"""One decision: a snapshot and the object in, actions with reasons and conditions out. Nothing here acts.
 
 Order of the actuators: **knobs first**, and only one of the two moves in a window (`spec.evaluation.window`): after
 knobs moved, replicas wait a window to see what the knobs gave, and the other way round; when both want to move again,
-it is the turn of the one that moved less recently. The steps of one scale-down (cordon, drain, scale) are one move. An
+the one that moved less recently goes first. The steps of one scale-down (cordon, drain, scale) are one move. An
 action that nobody carries out (Recommend) locks nothing.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from headway_core.contract.policy import Knobs
 from headway_core.planning.conditions import Condition, feasible, metrics_available, slo_met, within_bounds
 from headway_core.planning.knobs import KnobMemory, KnobPlan, estimate, settle
-from headway_core.planning.scaling import DRAIN_BUDGET, DesiredReplicas, ScaleMemory, retire, wanted_replicas
+from headway_core.planning.scaling import DRAIN_BUDGET, DesiredReplicas, ScaleMemory, desired_replicas, retire
 from headway_core.planning.snapshot import Snapshot
 from headway_core.slo import Mode, ServingSLO
 
@@ -69,11 +69,11 @@ class Plan:
     replicas: int | None
     """Wanted; the present scale while `held`."""
     held: bool
-    """Nothing was decided about replicas: unknown, not managed, or not their turn."""
+    """Nothing was decided about replicas: unknown, not managed, or knobs moved within the window."""
     replicas_message: str
     """Why this many replicas, with the numbers."""
     actions: tuple[Action, ...]
-    verdicts: tuple[Condition, ...]
+    conditions: tuple[Condition, ...]
     knob_plan: KnobPlan
     memory: Memory
 
@@ -86,44 +86,44 @@ def plan(snapshot: Snapshot, slo: ServingSLO, memory: Memory, now: float, drain_
     current = written if enforced else snapshot.recommended or written
     found = estimate(snapshot.replicas, slo, memory.knobs.decided or current, snapshot.stale_after)
     active = scaling_active(snapshot, slo)
-    wish, scaling = DesiredReplicas(None, active.message), memory.scaling
-    if active.holds:
-        wish, scaling = wanted_replicas(snapshot, slo, found, scaling, now)
-    wants_replicas = wish.replicas is not None and wish.replicas != snapshot.scale
-    may_turn_knobs = not enforced or _knobs_turn(memory, slo, wants_replicas, now)
-    knobs = settle(found, snapshot.replicas, slo, current, memory=memory.knobs, now=now, may_move=may_turn_knobs)
+    desired, scaling = DesiredReplicas(None, active.message), memory.scaling
+    if active.status:
+        desired, scaling = desired_replicas(snapshot, slo, found, scaling, now)
+    wants_replicas = desired.replicas is not None and desired.replicas != snapshot.scale
+    knobs_may_move = not enforced or _knobs_may_move(memory, slo, wants_replicas, now)
+    knobs = settle(found, snapshot.replicas, slo, current, memory=memory.knobs, now=now, may_move=knobs_may_move)
     if (
         enforced
         and wants_replicas
-        and not _replicas_turn(knobs.memory.moved_at, _underway(snapshot, scaling, wish), slo, now)
+        and not _replicas_may_move(knobs.memory.moved_at, _underway(snapshot, scaling, desired), slo, now)
     ):
-        wish = replace(
-            wish,
+        desired = replace(
+            desired,
             replicas=None,
-            message=f"{wish.message}; knobs first, replicas move a window of {slo.window:.0f}s later",
+            message=f"{desired.message}; knobs first, replicas move a window of {slo.window:.0f}s later",
         )
     met = slo_met(snapshot, slo, memory.judged)
     actions: list[Action] = []
     if knobs.knobs != current:
         actions.append(SetKnobs(knobs.knobs, "KnobsChanged", knobs.message))
-    if wish.replicas is not None or not active.holds:  # else frozen: a scale-down under way stays where it is
-        scale_actions, scaling = _scale_actions(snapshot, wish, scaling, now, drain_budget)
+    if desired.replicas is not None or not active.status:  # else frozen: a scale-down under way stays where it is
+        scale_actions, scaling = _scale_actions(snapshot, desired, scaling, now, drain_budget)
         actions += scale_actions
     return Plan(
         knobs=knobs.knobs,
-        replicas=wish.replicas if wish.replicas is not None else snapshot.scale,
-        held=wish.replicas is None,
-        replicas_message=wish.message,
+        replicas=desired.replicas if desired.replicas is not None else snapshot.scale,
+        held=desired.replicas is None,
+        replicas_message=desired.message,
         actions=tuple(actions),
-        verdicts=(
+        conditions=(
             metrics_available(snapshot, slo),
             feasible(knobs),
-            within_bounds(knobs, slo, wish.unbounded),
+            within_bounds(knobs, slo, desired.unbounded),
             met,
             active,
         ),
         knob_plan=knobs,
-        memory=Memory(knobs.memory, scaling, judged=met.holds is not None),
+        memory=Memory(knobs.memory, scaling, judged=met.status is not None),
     )
 
 
@@ -149,35 +149,34 @@ def scaling_active(snapshot: Snapshot, slo: ServingSLO) -> Condition:
     return Condition("ScalingActive", True, "Scaling", "replicas follow the load within spec.bounds.replicas")
 
 
-def _knobs_turn(memory: Memory, slo: ServingSLO, wants_replicas: bool, now: float) -> bool:
-    """Knobs first, unless replicas moved within the window, or knobs had the last turn and replicas are waiting for
-    theirs."""
+def _knobs_may_move(memory: Memory, slo: ServingSLO, wants_replicas: bool, now: float) -> bool:
+    """Knobs first, unless replicas moved within the window, or knobs moved last and replicas are waiting to move."""
     knobs_at, replicas_at = memory.knobs.moved_at, memory.scaling.moved_at
     if memory.knobs.generation != slo.generation:
         return True
     if replicas_at is not None and now - replicas_at < slo.window:
         return False
-    had_the_last_turn = (
+    moved_last = (
         knobs_at is not None and (replicas_at is None or knobs_at > replicas_at) and now - knobs_at < 2 * slo.window
     )
-    return not (wants_replicas and had_the_last_turn)
+    return not (wants_replicas and moved_last)
 
 
-def _replicas_turn(knobs_moved_at: float | None, underway: bool, slo: ServingSLO, now: float) -> bool:
+def _replicas_may_move(knobs_moved_at: float | None, underway: bool, slo: ServingSLO, now: float) -> bool:
     return underway or knobs_moved_at is None or now - knobs_moved_at >= slo.window
 
 
-def _underway(snapshot: Snapshot, memory: ScaleMemory, wish: DesiredReplicas) -> bool:
-    return wish.replicas == memory.decided and snapshot.policy is not None and bool(snapshot.policy.cordoned)
+def _underway(snapshot: Snapshot, memory: ScaleMemory, desired: DesiredReplicas) -> bool:
+    return desired.replicas == memory.decided and snapshot.policy is not None and bool(snapshot.policy.cordoned)
 
 
 def _scale_actions(
-    snapshot: Snapshot, wish: DesiredReplicas, memory: ScaleMemory, now: float, drain_budget: float
+    snapshot: Snapshot, desired: DesiredReplicas, memory: ScaleMemory, now: float, drain_budget: float
 ) -> tuple[list[Action], ScaleMemory]:
     scale = snapshot.scale
     if scale is None:
         return [], memory
-    target = wish.replicas if wish.replicas is not None else scale
+    target = desired.replicas if desired.replicas is not None else scale
     if target == scale:
         memory = replace(memory, decided=None)
     elif target != memory.decided:
@@ -187,10 +186,10 @@ def _scale_actions(
     actions: list[Action] = []
     if retirement.cordoned != before:
         reason = "Cordoned" if set(retirement.cordoned) - set(before) else "Uncordoned"
-        actions.append(Cordon(retirement.cordoned, reason, f"{wish.message}: {retirement.message}"))
+        actions.append(Cordon(retirement.cordoned, reason, f"{desired.message}: {retirement.message}"))
     if target > scale:
-        actions.append(Scale(target, (), "ScaledUp", f"{scale} → {target} replicas: {wish.message}"))
+        actions.append(Scale(target, (), "ScaledUp", f"{scale} → {target} replicas: {desired.message}"))
     elif target < scale and retirement.ready:
-        message = f"{scale} → {target} replicas: {wish.message}; {retirement.message}"
+        message = f"{scale} → {target} replicas: {desired.message}; {retirement.message}"
         actions.append(Scale(target, retirement.victims, "ScaledDown", message))
     return actions, memory

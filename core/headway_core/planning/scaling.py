@@ -31,7 +31,7 @@ MAX_SILENCE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ScaleMemory:
-    """What `wanted_replicas` and `retire` carry from one call to the next. A fresh one only delays scaling down."""
+    """What `desired_replicas` and `retire` carry from one call to the next. A fresh one only delays scaling down."""
 
     known_since: float | None = None
     """Demand has been known, without a break, since then."""
@@ -68,7 +68,7 @@ class Retirement:
     message: str
 
 
-def wanted_replicas(
+def desired_replicas(
     snapshot: Snapshot, slo: ServingSLO, found: Estimate, memory: ScaleMemory, now: float
 ) -> tuple[DesiredReplicas, ScaleMemory]:
     """The number of replicas that the load asks for, stabilised and within bounds."""
@@ -89,17 +89,17 @@ def wanted_replicas(
     need = _needed(traffic, snapshot.saturated, slo, memory, scale)
     if need is None:
         return _held(snapshot, slo, scale, "what one replica carries is not known"), memory
-    wish, message = need
+    desired, message = need
     longest = max(slo.window, slo.scale_down_stabilization, slo.scale_up_stabilization)
     kept = tuple(entry for entry in memory.recommendations if entry[0] > now - longest)
-    memory = replace(memory, recommendations=(*kept, (now, wish)))
+    memory = replace(memory, recommendations=(*kept, (now, desired)))
     stable, why = (
         (scale, "; fewer only after the rollout")
-        if snapshot.rolling and wish < scale
-        else _stabilised(wish, scale, slo, memory, now)
+        if snapshot.rolling and desired < scale
+        else _stabilised(desired, scale, slo, memory, now)
     )
     clipped = bounds.clip(stable)
-    return DesiredReplicas(clipped, message + why, unbounded=wish), memory
+    return DesiredReplicas(clipped, message + why, unbounded=desired), memory
 
 
 def _held(snapshot: Snapshot, slo: ServingSLO, scale: int, why: str) -> DesiredReplicas:
@@ -161,23 +161,23 @@ def _needed(
     return min(scale, down), carries
 
 
-def _stabilised(wish: int, scale: int, slo: ServingSLO, memory: ScaleMemory, now: float) -> tuple[int, str]:
-    if wish > scale:
+def _stabilised(desired: int, scale: int, slo: ServingSLO, memory: ScaleMemory, now: float) -> tuple[int, str]:
+    if desired > scale:
         recent = [count for at, count in memory.recommendations if at > now - slo.scale_up_stabilization]
-        return max(scale, min([wish, *recent])), ""
-    if wish == scale:
+        return max(scale, min([desired, *recent])), ""
+    if desired == scale:
         return scale, ""
     window = max(slo.window, slo.scale_down_stabilization)
     if memory.known_since is None or now - memory.known_since < window:
         return scale, f"; fewer only after {window:.0f}s in which all was known"
     highest = min(scale, max(count for at, count in memory.recommendations if at > now - window))
-    return highest, "" if highest == wish else f"; {highest} were needed within the last {window:.0f}s"
+    return highest, "" if highest == desired else f"; {highest} were needed within the last {window:.0f}s"
 
 
 def retire(
-    snapshot: Snapshot, wish: int, memory: ScaleMemory, now: float, drain_budget: float
+    snapshot: Snapshot, desired: int, memory: ScaleMemory, now: float, drain_budget: float
 ) -> tuple[Retirement, ScaleMemory]:
-    """Chooses and follows the replicas to lose when `wish` are to stay. Level-based: those cordoned already stay
+    """Chooses and follows the replicas to lose when `desired` are to stay. Level-based: those cordoned already stay
     chosen."""
     before = set(snapshot.policy.cordoned) if snapshot.policy else set()
     staying = sorted(
@@ -186,8 +186,8 @@ def retire(
     )
     leaving = {replica.name for replica in snapshot.replicas if replica.phase is Phase.LEAVING}
     scale = snapshot.scale or 0
-    if wish < scale:
-        victims = staying[: max(0, min(scale - wish, len(staying) - wish))]
+    if desired < scale:
+        victims = staying[: max(0, min(scale - desired, len(staying) - desired))]
     else:
         # Asked for fewer already, and the controller has not removed them yet: they stay cordoned. Anybody else gets
         # requests again.

@@ -1,4 +1,4 @@
-"""The books of all gateways of one pool, differenced and summed: what `Snapshot.traffic` is made from."""
+"""The counters of all gateways of one pool, differenced and summed: what `Snapshot.traffic` is made from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TrafficWindow:
     def __init__(self, pool: str, window: float) -> None:
         self.pool = pool
         self.window = window
-        self._ledger: CounterWindow[Key] = CounterWindow(window)
+        self._counters: CounterWindow[Key] = CounterWindow(window)
         self._recorded_at = float("-inf")
 
     def record(self, reports: Mapping[str, GatewayReport], alive: Collection[str], now: float) -> None:
@@ -34,7 +34,7 @@ class TrafficWindow:
         if now <= self._recorded_at:
             return
         self._recorded_at = now
-        self._ledger.record(
+        self._counters.record(
             {name: CounterReading(report.boot_id, _flat(report, self.pool)) for name, report in reports.items()},
             alive,
             now,
@@ -42,9 +42,9 @@ class TrafficWindow:
 
     def traffic(self, now: float) -> Traffic | None:
         """None until two polls span some time."""
-        total = self._ledger.total(self.window, now)
-        steady = self._ledger.steady_total(self.window, now)
-        recent = self._ledger.steady_total(self.window / 4, now) or steady
+        total = self._counters.total(self.window, now)
+        steady = self._counters.steady_total(self.window, now)
+        recent = self._counters.steady_total(self.window / 4, now) or steady
         if total is None or steady is None or recent is None:
             return None
         names = sorted({name for name, _, _ in total.increments})
@@ -58,17 +58,17 @@ class TrafficWindow:
 
 def _flat(report: GatewayReport, pool: str) -> dict[Key, int]:
     counters: dict[Key, int] = {}
-    for books in report.pools:
-        if books.pool == pool:
-            for name, known in books.classes.items():
-                counters.update(_flat_class(name, known))
+    for known in report.pools:
+        if known.pool == pool:
+            for name, counted in known.classes.items():
+                counters.update(_flat_class(name, counted))
     return counters
 
 
-def _flat_class(name: str, books: ClassReport) -> dict[Key, int]:
-    counters = {(name, figure, ""): int(getattr(books, figure)) for figure in _COUNTS}
+def _flat_class(name: str, counted: ClassReport) -> dict[Key, int]:
+    counters = {(name, figure, ""): int(getattr(counted, figure)) for figure in _COUNTS}
     for figure in _MAPS:
-        for member, count in getattr(books, figure).items():
+        for member, count in getattr(counted, figure).items():
             counters[(name, figure, str(member))] = count
     return counters
 

@@ -112,13 +112,13 @@ BOUND = {
         "32 prefill tokens",
     ),
     "bounds": (WIDE, Bounds(max_num_seqs=Range(1, 5)), None, Binding.BOUNDS, "spec.bounds.maxNumSeqs.max is 5"),
-    "experience": (WIDE, Bounds(), MeasuredRange(12, 4096), Binding.EXPERIENCE, "12 sequences"),
+    "measured": (WIDE, Bounds(), MeasuredRange(12, 4096), Binding.EXPERIENCE, "12 sequences"),
 }
 
 
-@pytest.mark.parametrize(("capacity", "bounds", "experience", "binding", "words"), BOUND.values(), ids=BOUND)
-def test_the_binding_term_is_named(capacity, bounds, experience, binding, words):
-    found = solve(LINE, CHAT, Targets(0.06, None), capacity, bounds=bounds, experience=experience)
+@pytest.mark.parametrize(("capacity", "bounds", "measured", "binding", "words"), BOUND.values(), ids=BOUND)
+def test_the_binding_term_is_named(capacity, bounds, measured, binding, words):
+    found = solve(LINE, CHAT, Targets(0.06, None), capacity, bounds=bounds, measured=measured)
     assert found.binding is binding
     assert words in found.message
     if binding is Binding.KV:
@@ -164,11 +164,11 @@ FLOORS = {
 }
 
 
-@pytest.mark.parametrize(("capacity", "bounds", "ttft", "tpot", "experience", "least"), FLOORS.values(), ids=FLOORS)
+@pytest.mark.parametrize(("capacity", "bounds", "ttft", "tpot", "measured", "least"), FLOORS.values(), ids=FLOORS)
 def test_a_short_cached_mix_still_leaves_a_block_for_a_prompt_that_is_neither(
-    capacity, bounds, ttft, tpot, experience, least
+    capacity, bounds, ttft, tpot, measured, least
 ):
-    found = solve(LINE, SHORT, Targets(tpot, ttft), capacity, bounds=bounds, experience=experience)
+    found = solve(LINE, SHORT, Targets(tpot, ttft), capacity, bounds=bounds, measured=measured)
     assert found.prefill_token_budget == least
     assert found.sequences >= 1 - 1e-6
     assert found.rate > 0

@@ -14,8 +14,8 @@ def of_kind(decision, kind):
     return [action for action in decision.actions if isinstance(action, kind)]
 
 
-def verdict(decision, kind):
-    return next(known for known in decision.verdicts if known.kind == kind)
+def condition(decision, kind):
+    return next(known for known in decision.conditions if known.type == kind)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ class TestKnobs:
             make.snapshot(1, replicas=pods, scale=1, policy=make.policy(slo, Knobs(4, 32))), slo, Memory(), 0.0
         )
         assert decision.knobs.max_num_seqs == 12
-        assert verdict(decision, "Feasible").reason == "BoundByExperience"
+        assert condition(decision, "Feasible").reason == "BoundByExperience"
 
     def test_lowering_needs_no_experience(self, make, best):
         slo = make.slo()
@@ -113,8 +113,8 @@ class TestKnobs:
         slo = make.slo(objectives={"tpot": {"target": "9ms"}})
         decision = plan(make.snapshot(1, policy=tuned(slo)), slo, Memory(), 0.0)
         assert decision.actions == ()
-        feasible = verdict(decision, "Feasible")
-        assert (feasible.holds, feasible.reason) == (False, "TPOTUnreachable")
+        feasible = condition(decision, "Feasible")
+        assert (feasible.status, feasible.reason) == (False, "TPOTUnreachable")
         assert "TPOT 9ms unreachable: one sequence already takes" in feasible.message
 
     def test_too_few_finished_requests_say_nothing_about_the_mix(self, make):
@@ -122,7 +122,7 @@ class TestKnobs:
         pods = (make.replica("a", mix=dataclasses.replace(make.mix, requests=19)),)
         decision = plan(make.snapshot(1, replicas=pods, scale=1, policy=make.policy(slo)), slo, Memory(), 0.0)
         assert decision.actions == ()
-        assert verdict(decision, "Feasible").holds is None
+        assert condition(decision, "Feasible").status is None
 
     def test_the_same_planner_serves_one_machine_without_a_cluster(self, make, best):
         slo = make.slo()
@@ -161,26 +161,26 @@ class TestUnknownIsNotZero:
         pods = tuple(make.replica(f"pod-{index}", **pod) for index in range(3))
         decision = settled(make.snapshot(0, 3, replicas=pods, policy=tuned(slo), **rest), slo)
         assert (decision.actions, decision.replicas) == ((), 3)
-        assert verdict(decision, "MetricsAvailable").reason == reason
-        assert verdict(decision, "MetricsAvailable").holds is not True
+        assert condition(decision, "MetricsAvailable").reason == reason
+        assert condition(decision, "MetricsAvailable").status is not True
 
     def test_no_traffic_is_known_and_lets_go(self, make, tuned):
         slo = make.slo()
         decision = settled(make.snapshot(0, 3, policy=tuned(slo)), slo)
-        assert verdict(decision, "MetricsAvailable").reason == "NoTraffic"
+        assert condition(decision, "MetricsAvailable").reason == "NoTraffic"
         assert decision.replicas == 1
-        assert verdict(decision, "SLOMet").reason == "NoTraffic"
+        assert condition(decision, "SLOMet").reason == "NoTraffic"
 
     def test_half_of_the_replicas_may_vote_fewer_may_not(self, make, best, tuned):
         slo = make.slo()
         half = (make.replica("a"), make.replica("b", age=99.0))
         decision = plan(make.snapshot(best.rate * 3.5, replicas=half, policy=tuned(slo)), slo, Memory(), 0.0)
         assert decision.replicas == 4
-        assert "1 of 2 serving replicas report" in verdict(decision, "MetricsAvailable").message
+        assert "1 of 2 serving replicas report" in condition(decision, "MetricsAvailable").message
         third = (*half, make.replica("c", age=99.0))
         decision = plan(make.snapshot(best.rate * 3.5, 3, replicas=third, policy=tuned(slo)), slo, Memory(), 0.0)
         assert decision.actions == ()
-        assert verdict(decision, "MetricsAvailable").reason == "PartialMetrics"
+        assert condition(decision, "MetricsAvailable").reason == "PartialMetrics"
 
     def test_one_silent_gateway_allows_up_and_forbids_down(self, make, best, tuned):
         slo = make.slo()
@@ -207,7 +207,7 @@ class TestReplicas:
         )
         decision = plan(make.snapshot(best.rate * 3.5, 4, replicas=pods, policy=tuned(slo)), slo, Memory(), 0.0)
         assert (decision.replicas, decision.actions) == (4, ())
-        assert "(1 starting, 1 failing: CrashLoopBackOff)" in verdict(decision, "MetricsAvailable").message
+        assert "(1 starting, 1 failing: CrashLoopBackOff)" in condition(decision, "MetricsAvailable").message
 
     def test_a_step_is_seen_in_the_last_quarter_before_the_window_shows_it(self, make, best, tuned):
         slo = make.slo()
@@ -223,8 +223,8 @@ class TestReplicas:
         slo = make.slo(bounds={"replicas": {"min": 1, "max": 3}})
         decision = plan(make.snapshot(best.rate * 6.5, 3, policy=tuned(slo)), slo, Memory(), 0.0)
         assert decision.replicas == 3
-        assert verdict(decision, "WithinBounds").reason == "AtMax"
-        assert "needs 7 replicas and spec.bounds.replicas.max is 3" in verdict(decision, "WithinBounds").message
+        assert condition(decision, "WithinBounds").reason == "AtMax"
+        assert "needs 7 replicas and spec.bounds.replicas.max is 3" in condition(decision, "WithinBounds").message
 
     def test_fewer_than_the_minimum_is_cured_even_when_nothing_is_known(self, make, tuned):
         slo = make.slo(bounds={"replicas": {"min": 2, "max": 3}})
@@ -245,15 +245,15 @@ class TestReplicas:
     def test_without_bounds_and_under_a_foreign_autoscaler_replicas_are_left_alone(self, make, best, tuned):
         free = make.slo(bounds={})
         decision = plan(make.snapshot(best.rate * 6.5, policy=tuned(free)), free, Memory(), 0.0)
-        assert (of_kind(decision, Scale), verdict(decision, "ScalingActive").reason) == ([], "NoReplicaBounds")
+        assert (of_kind(decision, Scale), condition(decision, "ScalingActive").reason) == ([], "NoReplicaBounds")
         slo = make.slo()
         decision = plan(
             make.snapshot(best.rate * 6.5, foreign_autoscaler="HorizontalPodAutoscaler chat"), slo, Memory(), 0.0
         )
-        assert (of_kind(decision, Scale), verdict(decision, "ScalingActive").reason) == ([], "ForeignAutoscaler")
+        assert (of_kind(decision, Scale), condition(decision, "ScalingActive").reason) == ([], "ForeignAutoscaler")
         assert of_kind(decision, SetKnobs), "knobs are still managed"
         decision = plan(make.snapshot(best.rate * 6.5, scale=None), slo, Memory(), 0.0)
-        assert (of_kind(decision, Scale), verdict(decision, "ScalingActive").reason) == ([], "ScaleUnknown")
+        assert (of_kind(decision, Scale), condition(decision, "ScalingActive").reason) == ([], "ScaleUnknown")
 
     def test_saturation_takes_the_dead_band_away_and_forbids_down(self, make, best, tuned):
         slo = make.slo()
@@ -414,15 +414,15 @@ class TestPromise:
         )
 
     @pytest.mark.parametrize(
-        ("good", "judged", "holds", "reason"),
+        ("good", "judged", "status", "reason"),
         [(99, 100, True, "Kept"), (94, 100, False, "Missed"), (5, 19, None, "TooFewSamples")],
     )
-    def test_met_missed_and_too_few(self, make, good, judged, holds, reason):
+    def test_met_missed_and_too_few(self, make, good, judged, status, reason):
         slo = make.slo()
         traffic = Traffic(60.0, {"default": self.class_traffic(good, judged)}, make.demand(1), make.demand(1, 15.0))
-        found = verdict(plan(make.snapshot(1, traffic=traffic), slo, Memory(), 0.0), "SLOMet")
-        assert (found.holds, found.reason) == (holds, reason)
-        if holds is False:
+        found = condition(plan(make.snapshot(1, traffic=traffic), slo, Memory(), 0.0), "SLOMet")
+        assert (found.status, found.reason) == (status, reason)
+        if status is False:
             assert found.message == "class default: 94% of 100 requests kept TPOT, 95% are promised"
 
     def test_answers_that_do_not_stream_are_not_taken_for_samples(self, make):
@@ -430,8 +430,8 @@ class TestPromise:
         slo = make.slo()
         counted = self.class_traffic(50, 50, "all")
         traffic = Traffic(60.0, {"default": counted}, make.demand(1), make.demand(1, 15.0))
-        found = verdict(plan(make.snapshot(1, traffic=traffic), slo, Memory(), 0.0), "SLOMet")
-        assert (found.holds, found.reason) == (None, "TooFewSamples")
+        found = condition(plan(make.snapshot(1, traffic=traffic), slo, Memory(), 0.0), "SLOMet")
+        assert (found.status, found.reason) == (None, "TooFewSamples")
         assert "50 requests arrived in the window of 60s" in found.message
         assert "0 of class default by TTFT, 0 of class default by TPOT; 20 of one kind are needed" in found.message
 
@@ -444,7 +444,7 @@ class TestPromise:
             )
             decision = plan(make.snapshot(1, traffic=traffic), slo, memory, 0.0)
             memory = decision.memory
-            seen.append(verdict(decision, "SLOMet").reason)
+            seen.append(condition(decision, "SLOMet").reason)
         assert seen == ["Kept", "Kept", "Kept", "Kept", "TooFewSamples", "TooFewSamples"]
 
     def test_attainment_counts_shed_and_failed_but_not_what_clients_did(self):

@@ -275,7 +275,7 @@ def test_paused_and_without_bounds(world):
 
 
 def test_one_bad_object_does_not_hold_up_the_good_ones(world):
-    """Twenty objects whose target is missing and one that is whole: the whole one is looked at as if it were alone."""
+    """Twenty objects whose target is missing and one that is whole: the whole one is reconciled as if it were alone."""
     cell(world)
     world.wait_condition("Ready", "True", "Enforcing")
     for number in range(20):

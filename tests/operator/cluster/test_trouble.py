@@ -130,9 +130,9 @@ def test_deleting_never_hangs_and_leaves_everything_where_it_is(world):
     world.plane.kubectl("delete", "sslo", "--all", "-n", world.namespace, "--timeout=5s")
 
 
-def test_deleting_in_the_middle_of_a_slow_look_harms_nobody(world):
-    """Pods take more than a second to report, so a look is always under way: the object goes at once, and the next of
-    its name is new."""
+def test_deleting_in_the_middle_of_a_slow_reconciliation_harms_nobody(world):
+    """Pods take more than a second to report, so a reconciliation is always under way: the object goes at once, and the
+    next of its name is new."""
     world.build()
     world.rate, world.delay = 5.0, 1.2
     operator = world.operator()

@@ -16,48 +16,48 @@ def pod(name, version=1, labels=None, **status):
 
 def test_own_status_writes_wake_nobody():
     woken = []
-    store = Cache(woken.append)
-    store.slos.take(None, slo(version=1))
-    store.slos.take("MODIFIED", slo(version=2, replicas=3))
-    store.slos.put(slo(version=3, replicas=4))
+    cache = Cache(woken.append)
+    cache.slos.take(None, slo(version=1))
+    cache.slos.take("MODIFIED", slo(version=2, replicas=3))
+    cache.slos.put(slo(version=3, replicas=4))
     assert woken == [("ns", "chat")]
-    assert store.slos.get("ns", "chat")["status"] == {"replicas": 4}
-    store.slos.take("MODIFIED", slo(version=4, generation=2))
-    store.slos.take("DELETED", slo(version=5))
+    assert cache.slos.get("ns", "chat")["status"] == {"replicas": 4}
+    cache.slos.take("MODIFIED", slo(version=4, generation=2))
+    cache.slos.take("DELETED", slo(version=5))
     assert len(woken) == 3
 
 
 def test_an_event_that_comes_late_changes_nothing():
-    store = Cache(lambda key: None)
-    store.slos.put(slo(version=9, replicas=4))
-    store.slos.take("MODIFIED", slo(version=8, replicas=1))
-    assert store.slos.get("ns", "chat")["status"] == {"replicas": 4}
+    cache = Cache(lambda key: None)
+    cache.slos.put(slo(version=9, replicas=4))
+    cache.slos.take("MODIFIED", slo(version=8, replicas=1))
+    assert cache.slos.get("ns", "chat")["status"] == {"replicas": 4}
 
 
 def test_a_list_removes_what_it_lacks_but_not_what_is_newer():
-    store = Cache(lambda key: None)
+    cache = Cache(lambda key: None)
     for name, version in [("a", 5), ("b", 6), ("c", 20)]:
-        store.pods.put(pod(name, version))
-    store.pods.replace([pod("a", 5)], 10, "ns")
-    assert [known.name for known in store.pods.values()] == ["a", "c"]
-    store.pods.replace([], 30, "other")
-    assert len(store.pods.values()) == 2, "another namespace's list says nothing about this one"
+        cache.pods.put(pod(name, version))
+    cache.pods.replace([pod("a", 5)], 10, "ns")
+    assert [known.name for known in cache.pods.values()] == ["a", "c"]
+    cache.pods.replace([], 30, "other")
+    assert len(cache.pods.values()) == 2, "another namespace's list says nothing about this one"
 
 
 def test_pods_are_read_for_what_they_are():
-    store = Cache(lambda key: None)
+    cache = Cache(lambda key: None)
     ready = {"conditions": [{"type": "Ready", "status": "True"}], "podIP": "10.0.0.1", "phase": "Running"}
     crash = {"containerStatuses": [{"state": {"waiting": {"reason": "CrashLoopBackOff"}}}]}
     wait = {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}
     unschedulable = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
     for name, status in [("ready", ready), ("crash", crash), ("wait", wait), ("nowhere", unschedulable), ("new", {})]:
-        store.pods.put(pod(name, **status))
-    store.pods.put(pod("evicted", phase="Failed"))
-    store.pods.put(pod("theirs", labels={"app": "x"}))
+        cache.pods.put(pod(name, **status))
+    cache.pods.put(pod("evicted", phase="Failed"))
+    cache.pods.put(pod("theirs", labels={"app": "x"}))
     leaving = pod("leaving", **ready)
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    store.pods.put(leaving)
-    assert {known.name: (known.phase, known.note) for known in store.pods.values()} == {
+    cache.pods.put(leaving)
+    assert {known.name: (known.phase, known.note) for known in cache.pods.values()} == {
         "ready": (Phase.READY, ""),
         "crash": (Phase.FAILED, "CrashLoopBackOff"),
         "wait": (Phase.STARTING, ""),
@@ -65,56 +65,56 @@ def test_pods_are_read_for_what_they_are():
         "new": (Phase.STARTING, ""),
         "leaving": (Phase.LEAVING, ""),
     }
-    ready = store.pods.get("ns", "ready")
+    ready = cache.pods.get("ns", "ready")
     assert (ready.ip, ready.control_port) == ("10.0.0.1", 8001)
 
 
 def test_addresses_of_six_and_ports_by_name():
-    store = Cache(lambda key: None)
+    cache = Cache(lambda key: None)
     document = pod("six", podIP="fd00::1")
     document["spec"] = {
         "containers": [{"ports": [{"name": "http", "containerPort": 80}, {"name": "control", "containerPort": 9001}]}]
     }
-    store.pods.put(document)
-    six = store.pods.get("ns", "six")
+    cache.pods.put(document)
+    six = cache.pods.get("ns", "six")
     assert (six.ip, six.control_port) == ("fd00::1", 9001)
-    store.pods.put(pod("none"))
-    assert store.pods.get("ns", "none").ip == ""
+    cache.pods.put(pod("none"))
+    assert cache.pods.get("ns", "none").ip == ""
 
 
-def test_a_pod_that_ends_leaves_the_shelf():
-    store = Cache(lambda key: None)
-    store.pods.put(pod("a", 1))
-    store.pods.put(pod("a", 2, phase="Failed"))
-    assert store.pods.values() == []
+def test_a_pod_that_ends_leaves_the_cache():
+    cache = Cache(lambda key: None)
+    cache.pods.put(pod("a", 1))
+    cache.pods.put(pod("a", 2, phase="Failed"))
+    assert cache.pods.values() == []
 
 
 def test_pods_behind_a_service_are_those_that_every_label_selects_now():
-    store = Cache(lambda key: None)
+    cache = Cache(lambda key: None)
     blue, green = {"headway.dev/runtime": "x", "color": "blue"}, {"headway.dev/runtime": "x", "color": "green"}
     for name, labels in [("c", blue), ("a", blue), ("b", green)]:
-        store.pods.put(pod(name, 1, labels))
+        cache.pods.put(pod(name, 1, labels))
     elsewhere = pod("d", 1, blue)
     elsewhere["metadata"]["namespace"] = "other"
-    store.pods.put(elsewhere)
+    cache.pods.put(elsewhere)
 
     def behind(**selector):
-        return [known.name for known in store.pods_behind(Service("ns", "s", {"headway.dev/runtime": "x", **selector}))]
+        return [known.name for known in cache.pods_behind(Service("ns", "s", {"headway.dev/runtime": "x", **selector}))]
 
     assert (behind(), behind(color="blue"), behind(color="red")) == (["a", "b", "c"], ["a", "c"], [])
-    assert store.pods_behind(Service("ns", "s", {})) == [], "a Service without selector has no pods"
-    store.pods.put(pod("b", 2, blue))
-    store.pods.take("DELETED", pod("a", 3, blue))
+    assert cache.pods_behind(Service("ns", "s", {})) == [], "a Service without selector has no pods"
+    cache.pods.put(pod("b", 2, blue))
+    cache.pods.take("DELETED", pod("a", 3, blue))
     assert (behind(), behind(color="blue"), behind(color="green")) == (["b", "c"], ["b", "c"], [])
 
 
 def test_the_next_oldest_owns_a_target_when_the_oldest_is_gone():
-    store = Cache(lambda key: None)
+    cache = Cache(lambda key: None)
     for name, created in [("young", "2026-01-02T00:00:00Z"), ("old", "2026-01-01T00:00:00Z")]:
         document = slo(name)
         document["metadata"]["creationTimestamp"] = created
         document["spec"] = {"targetRef": {"name": "rt"}}
-        store.slos.put(document)
-    assert (store.owner("ns", "rt"), store.owner("ns", "other"), store.owner("elsewhere", "rt")) == ("old", None, None)
-    store.slos.take("DELETED", slo("old", 2))
-    assert store.owner("ns", "rt") == "young"
+        cache.slos.put(document)
+    assert (cache.owner("ns", "rt"), cache.owner("ns", "other"), cache.owner("elsewhere", "rt")) == ("old", None, None)
+    cache.slos.take("DELETED", slo("old", 2))
+    assert cache.owner("ns", "rt") == "young"
