@@ -1,8 +1,12 @@
 """The house itself: what must not stand where, so that later work fits in without moving walls."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+from headway_core import __version__
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ["core", "gateway", "gpu_runtime", "operator", "simulator", "cli"]
@@ -43,3 +47,13 @@ def test_no_file_is_a_drawer_for_odds_and_ends():
 def test_every_package_says_what_it_is():
     for path in (init for folder in PACKAGES for init in (ROOT / folder).rglob("__init__.py")):
         assert path.read_text().startswith('"""'), f"{path} has no docstring"
+
+
+def test_there_is_one_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["dynamic"] == ["version"]
+    assert (ROOT / project["tool"]["hatch"]["version"]["path"]).samefile(ROOT / "core/headway_core/__init__.py")
+    chart = (ROOT / "charts/headway/Chart.yaml").read_text()
+    assert re.findall(r"^(?:appV|v)ersion: \"?([^\"\n]+)", chart, re.MULTILINE) == [__version__, __version__]
+    for image in (ROOT / "docker").glob("*.Dockerfile"):
+        assert re.findall(r"headway/\w+:(\S+)", image.read_text()) == [__version__]

@@ -7,3 +7,6 @@ this code.
 Units everywhere: seconds, tokens, bytes. They are converted only at the edges (``500ms`` in YAML, whole seconds in
 ``Retry-After``).
 """
+
+__version__ = "0.1.0"
+"""Of the whole project: pyproject.toml, the chart and the API documents take it from here."""

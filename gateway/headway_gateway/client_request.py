@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
-from headway_core.contract.header_names import REQUEST_ID
+from headway_core.contract.header_names import REQUEST_ID, REQUEST_ID_PATTERN
 
 from headway_gateway import error_responses
 from headway_gateway.body_budget import BodyReservation
@@ -60,7 +59,6 @@ class Connection(Protocol):
         """Calls `lost` when the connection closes, at once if it is closed already; None: no longer."""
 
 
-_SANE_ID = re.compile(rb"^[A-Za-z0-9._:/+=@-]{1,128}$")
 _JSON = b"application/json"
 _LINGER_BYTES = 1 << 20
 _LINGER_SECONDS = 1.0
@@ -96,7 +94,7 @@ class ClientRequest:
         self.scope = scope
         self.headers: Mapping[bytes, bytes] = dict(reversed(scope["headers"]))
         given = self.headers.get(REQUEST_ID.encode(), b"")
-        self.request_id = given if _SANE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}".encode()
+        self.request_id = given if REQUEST_ID_PATTERN.fullmatch(given) else f"req-{secrets.token_hex(12)}".encode()
         self.arrival = 0.0
         self.started = False
         self.finished = False

@@ -8,6 +8,7 @@ import argparse
 from headway_core.contract.http import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+"""All but auto are names in torch."""
 SCHEDULING_POLICIES = ("priority", "fcfs", "sjf", "dynamic")
 
 EXAMPLES = """\

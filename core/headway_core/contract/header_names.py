@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from enum import Enum
 
 SHED_REASON = "x-headway-shed-reason"
 """On 429 and 503 from the gateway: one of `ShedReason`."""
 REQUEST_ID = "x-request-id"
 """For tracing only; never a key."""
+REQUEST_ID_PATTERN = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+"""A client's request id that is kept; the server makes one in place of any other."""
 PRIORITY = "x-headway-priority"
 """Gateway to runtime: the class's priority, a whole number; the runtime serves higher ones first."""
 CLASS = "x-headway-class"

@@ -18,10 +18,10 @@ import torch
 from headway_core.errors import CheckpointError
 from safetensors import SafetensorError, safe_open
 
+from headway_runtime.command_line import DTYPES
 from headway_runtime.model.architecture.config import EMBEDDING, HEAD, ModelConfig, read_config, read_token_ids
 from headway_runtime.model.gguf_checkpoint import GgufFile
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _HARMLESS = ("rotary_emb.inv_freq",)
 """Endings of tensors that old checkpoints carry and that follow from the config."""
@@ -61,8 +61,8 @@ def open_checkpoint(path: Path, dtype: str = "auto", device: str = "cpu") -> Che
     `dtype` is float32, bfloat16, float16 or auto: the stored one on an accelerator; on a CPU float32 unless it computes
     in bfloat16. Raises CheckpointError.
     """
-    if dtype != "auto" and dtype not in DTYPES:
-        raise CheckpointError(str(path), "dtype", f"must be auto, {', '.join(DTYPES)}, not {dtype!r}")
+    if dtype not in DTYPES:
+        raise CheckpointError(str(path), "dtype", f"must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if not path.exists():
         raise CheckpointError(str(path), "", "does not exist: give a model folder or a .gguf file")
     if path.is_file():
@@ -78,7 +78,8 @@ def open_checkpoint(path: Path, dtype: str = "auto", device: str = "cpu") -> Che
 def choose_dtype(dtype: str, device: str, stored: torch.dtype) -> torch.dtype:
     """The dtype that `auto` or a name means on this machine."""
     if dtype != "auto":
-        return DTYPES[dtype]
+        named: torch.dtype = getattr(torch, dtype)
+        return named
     if not device.startswith("cpu"):
         return stored
     return torch.bfloat16 if _cpu_computes_bfloat16() and stored == torch.bfloat16 else torch.float32

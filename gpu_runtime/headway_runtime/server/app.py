@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from headway_core import __version__
 from headway_core.contract import documents, header_names, http
 from headway_core.contract.reports import ReplicaState
 from starlette.exceptions import HTTPException
@@ -25,12 +26,10 @@ from headway_runtime.server.api.request_headers import request_id_of
 from headway_runtime.server.api.response_encoder import ChatEncoder, CompletionEncoder
 from headway_runtime.server.replica import Replica
 
-VERSION = "0.1.0"
-
 
 def serving_app(replica: Replica) -> FastAPI:
     """`/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`; documented at `/docs`."""
-    app = FastAPI(title="Headway runtime", version=VERSION, redoc_url=None)
+    app = FastAPI(title="Headway runtime", version=__version__, redoc_url=None)
     app.router.routes += [
         Route("/v1/completions", GenerateRoute(replica, parse_completion, CompletionEncoder), methods=["POST"]),
         Route("/v1/chat/completions", GenerateRoute(replica, parse_chat, ChatEncoder), methods=["POST"]),
@@ -77,7 +76,7 @@ def serving_app(replica: Replica) -> FastAPI:
 
 def control_app(replica: Replica) -> FastAPI:
     """`/load`, `/policy`, `/metrics`, `/health`, `/ready`."""
-    app = FastAPI(title="Headway runtime, control port", version=VERSION, redoc_url=None)
+    app = FastAPI(title="Headway runtime, control port", version=__version__, redoc_url=None)
 
     @app.get(http.PATH_LOAD, summary="The load report")
     async def load() -> Response:

@@ -13,7 +13,6 @@ from headway_core.errors import RequestError
 PRIORITY_LIMIT = 1_000_000
 """Priorities run from minus to plus this, as in a ServingSLO."""
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _WHOLE = re.compile(rb"-?[0-9]{1,7}")
 _DISPATCH = re.compile(rb"([A-Za-z0-9._-]{1,128}):([0-9]{1,15})")
 
@@ -63,7 +62,7 @@ def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def _request_id(value: bytes | None) -> str:
-    if value is not None and _REQUEST_ID.fullmatch(value):
+    if value is not None and header_names.REQUEST_ID_PATTERN.fullmatch(value):
         return value.decode("ascii")
     return uuid.uuid4().hex
 
