@@ -50,7 +50,7 @@ _ADVICE = {
     Binding.ITERATION: "no class has a TPOT objective, so only the length of an iteration holds it",
     Binding.PREFILL: "a larger prefill token budget at the replicas' start (or in "
     "spec.bounds.prefillTokenBudget.max) would allow more",
-    Binding.KV: "more KV memory (headway-runtime --kv-memory) would allow more",
+    Binding.KV: "more KV memory (headway-runtime --kv-cache-memory-bytes) would allow more",
     Binding.CAPACITY: "replicas started with a larger --max-num-seqs would carry more",
     Binding.BOUNDS: "a larger spec.bounds.maxNumSeqs.max would allow more",
     Binding.EXPERIENCE: "it goes no further than twice what was seen in one iteration; under load it is raised "

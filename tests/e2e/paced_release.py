@@ -140,7 +140,7 @@ def _with_pool(base: Path, path: Path, model: Path, logs: Path, start: Start) ->
                 "maxNumSeqs": start.max_num_seqs,
                 "prefillTokenBudget": start.prefill_token_budget,
                 "blockSize": 16,  # no budget is smaller, and the arithmetic asks for more
-                "kvMemory": "8MiB",
+                "kvCacheMemoryBytes": "8MiB",
             },
             "extraArgs": [f"--pace={start.accelerator.pace}", "--iteration-log=/iterations/$(POD_NAME).jsonl"],
             "extraVolumes": [

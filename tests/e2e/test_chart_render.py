@@ -57,7 +57,7 @@ BLOCKS = {
         ABSENT,
         None,
         {},
-        {"maxNumSeqs": 64, "kvMemory": "16GiB", "device": "cuda", "dtype": "bfloat16"},
+        {"maxNumSeqs": 64, "kvCacheMemoryBytes": "16GiB", "device": "cuda", "dtype": "bfloat16"},
     ],
     "runtime.gpu": [ABSENT, None, {}, {"count": 2}],
     "runtime.resources": [ABSENT, None, {}],

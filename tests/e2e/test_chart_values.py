@@ -111,7 +111,7 @@ def test_a_path_with_a_dollar_sign_is_not_taken_for_a_variable():
         ({"gateway": {"drainSeconds": "30s"}}, "at '/gateway/drainSeconds': got string"),
         ({"gateway": {"keys": {"hashed": ["sk-a-key-in-the-clear"]}}}, "/gateway/keys/hashed/0"),
         ({"operator": {"scope": "Everywhere"}}, "at '/operator/scope'"),
-        ({"runtime": {"engine": {"kvMemory": "much"}}}, "/runtime/engine/kvMemory"),
+        ({"runtime": {"engine": {"kvCacheMemoryBytes": "much"}}}, "/runtime/engine/kvCacheMemoryBytes"),
         ({"runtime": {"gpu": {"count": -1}}}, "/runtime/gpu/count"),
     ],
 )

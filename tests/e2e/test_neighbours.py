@@ -34,7 +34,7 @@ def releases(
 ) -> Iterator[dict[tuple[str, str], Release]]:
     folder = tmp_path_factory.mktemp("neighbours")
     model = str(tiny_model.write(folder / "model"))
-    engine = {"maxNumSeqs": 8, "prefillTokenBudget": 128, "kvMemory": "8MiB"}
+    engine = {"maxNumSeqs": 8, "prefillTokenBudget": 128, "kvCacheMemoryBytes": "8MiB"}
     runtime = {"engine": engine, "extraArgs": ["--pace=0.05,0.0001,0.001,0.000001", "--no-calibration"]}
     made: dict[tuple[str, str], Release] = {}
     with ExitStack() as stack:

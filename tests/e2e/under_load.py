@@ -48,7 +48,7 @@ def install(cluster: Client, namespace: str, base: Path, folder: Path, *, replic
     model = tiny_model.write(folder / "model")
     runtime = {
         "minReadySeconds": None,
-        "engine": {"maxNumSeqs": 16, "prefillTokenBudget": 256, "kvMemory": "8MiB"},
+        "engine": {"maxNumSeqs": 16, "prefillTokenBudget": 256, "kvCacheMemoryBytes": "8MiB"},
         "extraArgs": [f"--pace={PACE}", "--no-calibration"],
     }
     pools = [{"name": "chat", "model": {"hostPath": str(model), "servedName": "tiny"}}]

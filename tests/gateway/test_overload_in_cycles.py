@@ -33,7 +33,7 @@ LIMITS = (
     "64",
     "--threads",
     "1",
-    "--no-prefix-caching",
+    "--no-enable-prefix-caching",
 )
 OUTPUT, RETRIES = 6, 2
 

@@ -22,7 +22,7 @@ def choose_num_blocks(settings: EngineSettings, checkpoint: Checkpoint, max_mode
     if settings.num_blocks is not None:
         return settings.num_blocks
     block_bytes = KVCache.bytes_per_token(checkpoint.config, checkpoint.dtype) * settings.block_size
-    memory = settings.kv_memory
+    memory = settings.kv_cache_memory_bytes
     if memory is None:
         memory = CPU_DEFAULT if settings.device == "cpu" else _left_on_gpu(settings.device, checkpoint)
     useful = settings.max_num_seqs * -(-max_model_len // settings.block_size)

@@ -186,13 +186,14 @@ def _sizes(settings: EngineSettings, checkpoint: Checkpoint) -> tuple[int, int]:
     pool_tokens = num_blocks * settings.block_size
     if settings.max_model_len is not None and settings.max_model_len > pool_tokens:
         raise SettingsError(
-            f"the KV pool holds {pool_tokens} tokens, {settings.max_model_len} is more: raise --kv-memory or "
-            "--num-blocks",
+            f"the KV pool holds {pool_tokens} tokens, {settings.max_model_len} is more: raise "
+            "--kv-cache-memory-bytes or --num-blocks",
             "--max-model-len",
         )
     if pool_tokens < 2:
         raise SettingsError(
-            f"the KV pool would hold {pool_tokens} tokens: raise --kv-memory or --num-blocks", "--num-blocks"
+            f"the KV pool would hold {pool_tokens} tokens: raise --kv-cache-memory-bytes or --num-blocks",
+            "--num-blocks",
         )
     return min(wanted_len, pool_tokens), num_blocks
 

@@ -13,7 +13,7 @@ LONG = 8000
 @pytest.fixture(scope="module")
 def small_runtime(start_runtime, tiny_checkpoint):
     """Two slots and a budget of 4 prefill tokens: queues and prefills last."""
-    flags = ["--max-num-seqs", 2, "--prefill-token-budget", 4, "--num-blocks", 2048, "--no-prefix-caching"]
+    flags = ["--max-num-seqs", 2, "--prefill-token-budget", 4, "--num-blocks", 2048, "--no-enable-prefix-caching"]
     return start_runtime(tiny_checkpoint("llama", max_position_embeddings=16384), *flags)
 
 

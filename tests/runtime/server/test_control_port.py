@@ -130,7 +130,7 @@ def heavy(start_runtime, tiny_checkpoint, tmp_path_factory):
     model = tiny_checkpoint("llama", max_position_embeddings=16384, **shape)
     log = tmp_path_factory.mktemp("log") / "iterations.jsonl"
     runtime = start_runtime(
-        model, "--prefill-token-budget", 512, "--num-blocks", 512, "--iteration-log", log, "--no-prefix-caching"
+        model, "--prefill-token-budget", 512, "--num-blocks", 512, "--iteration-log", log, "--no-enable-prefix-caching"
     )
     runtime.iteration_log = log
     return runtime

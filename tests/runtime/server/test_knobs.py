@@ -51,7 +51,7 @@ def steered(start_runtime, tiny_checkpoint, policies, tmp_path_factory):
         "--num-blocks",
         1024,
     ]
-    runtime = start_runtime(model, *flags, "--no-prefix-caching")
+    runtime = start_runtime(model, *flags, "--no-enable-prefix-caching")
     runtime.iteration_log = log
     return runtime
 

@@ -22,7 +22,7 @@ def slow(start_runtime, tiny_checkpoint):
         "--num-blocks",
         2048,
     ]
-    return start_runtime(tiny_checkpoint("llama", max_position_embeddings=16384), *flags, "--no-prefix-caching")
+    return start_runtime(tiny_checkpoint("llama", max_position_embeddings=16384), *flags, "--no-enable-prefix-caching")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
