@@ -140,4 +140,4 @@ def _kept(counted: ClassTraffic | None, objective: str, percentile: float | None
     judged = counted.judged.get(objective, 0) if counted else 0
     if counted is None or judged == 0 or percentile is None:
         return None
-    return 100 * counted.good.get(objective, 0) >= percentile * judged
+    return 100 * counted.attained.get(objective, 0) >= percentile * judged

@@ -123,7 +123,7 @@ class ClassCounters:
         self.admitted = 0
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self.shed: dict[str, int] = {}
-        self.good: dict[str, int] = {}
+        self.attained: dict[str, int] = {}
         self.judged: dict[str, int] = {}
         self.ttft = DurationHistogram()
         self.tpot = DurationHistogram()
@@ -136,7 +136,7 @@ class ClassCounters:
     def judge(self, objective: str, kept: bool) -> bool:
         """Counts one judgement, and returns it."""
         self.judged[objective] = self.judged.get(objective, 0) + 1
-        self.good[objective] = self.good.get(objective, 0) + kept
+        self.attained[objective] = self.attained.get(objective, 0) + kept
         return kept
 
     def read(self) -> ClassReport:
@@ -147,7 +147,7 @@ class ClassCounters:
             admitted=self.admitted,
             outcomes=dict(self.outcomes),
             shed=dict(self.shed),
-            good=dict(self.good),
+            attained=dict(self.attained),
             judged=dict(self.judged),
             ttft=dict(self.ttft.histogram.counts),
             tpot=dict(self.tpot.histogram.counts),

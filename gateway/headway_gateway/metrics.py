@@ -57,9 +57,11 @@ class CountersCollector(Collector):
         retries = CounterMetricFamily(Names.RETRIES, "Offered requests that a client marked as retries.", labels=labels)
         requests = CounterMetricFamily(Names.REQUESTS, "Requests by how they ended.", labels=[*labels, "outcome"])
         shed = CounterMetricFamily(Names.SHED, "Requests that were not served, by reason.", labels=[*labels, "reason"])
-        good = CounterMetricFamily(Names.PROMISE_GOOD, "Requests that kept the promise.", labels=[*labels, "objective"])
+        attained = CounterMetricFamily(
+            Names.SLO_ATTAINED, "Requests that kept the promise.", labels=[*labels, "objective"]
+        )
         judged = CounterMetricFamily(
-            Names.PROMISE_TOTAL, "Requests that were judged against the promise.", labels=[*labels, "objective"]
+            Names.SLO_JUDGED, "Requests that were judged against the promise.", labels=[*labels, "objective"]
         )
         for pool, name, counters in self._class_counters():
             offered.add_metric([pool, name], counters.offered)
@@ -71,9 +73,9 @@ class CountersCollector(Collector):
             for reason in header_names.ShedReason:
                 shed.add_metric([pool, name, reason.value], counters.shed.get(reason.value, 0))
             for objective in ("ttft", "tpot", "all"):
-                good.add_metric([pool, name, objective], counters.good.get(objective, 0))
+                attained.add_metric([pool, name, objective], counters.attained.get(objective, 0))
                 judged.add_metric([pool, name, objective], counters.judged.get(objective, 0))
-        return offered, retries, requests, shed, good, judged
+        return offered, retries, requests, shed, attained, judged
 
     def _gauges(self) -> Iterable[Metric]:
         queued = GaugeMetricFamily(Names.QUEUE_DEPTH, "Requests that wait for a turn.", labels=["pool", "class"])

@@ -127,13 +127,13 @@ def _window(slo: PriorityClass, books: ClassReport | None, before: ClassReport, 
     gone = {name: count - before.outcomes.get(name, 0) for name, count in books.outcomes.items()}
     missed = sum(gone.get(name, 0) for name in ("shed", "upstream_error", "timeout"))
     judged = books.judged.get("all", 0) - before.judged.get("all", 0) + missed
-    good = books.good.get("all", 0) - before.good.get("all", 0)
+    attained = books.attained.get("all", 0) - before.attained.get("all", 0)
     objectives = slo.objectives
 
     def kept(objective: str) -> float | None:
         """Share of those judged against it."""
         asked = books.judged.get(objective, 0) - before.judged.get(objective, 0)
-        return (books.good.get(objective, 0) - before.good.get(objective, 0)) / asked if asked else None
+        return (books.attained.get(objective, 0) - before.attained.get(objective, 0)) / asked if asked else None
 
     return {
         "rate": (books.offered - before.offered) / seconds if seconds else None,
@@ -142,7 +142,7 @@ def _window(slo: PriorityClass, books: ClassReport | None, before: ClassReport, 
         "tpot": tpot.quantile((objectives.tpot.percentile if objectives.tpot else 95.0) / 100),
         "ttftKept": kept("ttft"),
         "tpotKept": kept("tpot"),
-        "attainment": good / judged if judged else None,
+        "attainment": attained / judged if judged else None,
         "shed": gone.get("shed", 0),
         "failed": gone.get("upstream_error", 0) + gone.get("timeout", 0),
         "offered": books.offered - before.offered,

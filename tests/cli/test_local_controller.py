@@ -40,12 +40,12 @@ def runtime(**changes):
     return dataclasses.replace(made, **changes)
 
 
-def gateway(offered, *, good=0, shed=0, boot="g"):
+def gateway(offered, *, attained=0, shed=0, boot="g"):
     books = ClassReport(
         offered=offered,
         outcomes={"ok": offered - shed, "shed": shed},
         shed={"slot_wait": shed},
-        good={"all": good, "ttft": good},
+        attained={"all": attained, "ttft": attained},
         judged={"ttft": offered - shed},
         ttft={bucket(0.5): offered - shed},
         queued=2,
@@ -102,9 +102,9 @@ def test_knobs_follow_a_changed_promise_at_once_whatever_was_estimated_for_the_o
 
 def test_status_differences_the_books_and_knows_no_rate_before_two_looks():
     steering = LocalController(SLO, ENDPOINTS)
-    steering.observe({"replica-1": runtime()}, gateway(100, good=90, shed=10), ["replica-1"], 10.0)
+    steering.observe({"replica-1": runtime()}, gateway(100, attained=90, shed=10), ["replica-1"], 10.0)
     assert steering.status(["replica-1"], 10.0).classes[0].rate is None
-    steering.observe({"replica-1": runtime()}, gateway(140, good=120, shed=20), ["replica-1"], 20.0)
+    steering.observe({"replica-1": runtime()}, gateway(140, attained=120, shed=20), ["replica-1"], 20.0)
     row = steering.status(["replica-1"], 20.0).classes[0]
     assert row.rate == pytest.approx(4.0)
     assert row.shed == pytest.approx(10 / 40)

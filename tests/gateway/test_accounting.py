@@ -51,7 +51,7 @@ def streamed(first, gaps, *, slo=SLO, prompt=100, choices=1):
 )
 def test_a_stream_is_judged_by_its_first_token_and_its_mean_gap(first, gaps, prompt, good):
     counters = streamed(first, gaps, prompt=prompt)
-    assert counters.good == good and counters.judged == dict.fromkeys(good, 1)
+    assert counters.attained == good and counters.judged == dict.fromkeys(good, 1)
     assert counters.ttft.sum == pytest.approx(first) and counters.tpot.sum == pytest.approx(
         sum(gaps) / len(gaps) if gaps else 0
     )
@@ -66,7 +66,7 @@ def test_an_answer_that_does_not_stream_is_judged_by_the_deadline_of_its_last_to
     counters = ClassCounters()
     with new_record(counters) as record:
         record.finished(10.0 + seconds, False, 100, tokens)
-    assert counters.judged == {"all": 1} and counters.good == {"all": kept}
+    assert counters.judged == {"all": 1} and counters.attained == {"all": kept}
     assert counters.ttft.histogram.total == counters.tpot.histogram.total == 0
 
 
@@ -210,10 +210,10 @@ async def test_a_request_is_judged_by_the_target_in_force_when_it_arrived(start_
     await until(lambda: gateway.pool.policy.revision == 2)
     await asked
     await gateway.settled()
-    assert gateway.counters().good == {"ttft": 1, "all": 1}
+    assert gateway.counters().attained == {"ttft": 1, "all": 1}
     await gateway.ask(stream=True, stub={"first": 0.1, "tokens": 2})
     await gateway.settled()
-    assert gateway.counters().judged["ttft"] == 2 and gateway.counters().good["ttft"] == 1
+    assert gateway.counters().judged["ttft"] == 2 and gateway.counters().attained["ttft"] == 1
     await stub.kill()
 
 

@@ -9,8 +9,8 @@ class Metric:
     REQUESTS = "headway_requests"  # gateway; pool, class, outcome
     OFFERED = "headway_offered_requests"  # gateway; pool, class
     RETRIES = "headway_client_retries"  # gateway; pool, class: offered requests that a client SDK marked as retries
-    PROMISE_GOOD = "headway_promise_good"  # gateway; pool, class, objective
-    PROMISE_TOTAL = "headway_promise"  # gateway; pool, class, objective
+    SLO_ATTAINED = "headway_slo_attained_requests"  # gateway; pool, class, objective
+    SLO_JUDGED = "headway_slo_judged_requests"  # gateway; pool, class, objective
     SHED = "headway_shed_requests"  # gateway; pool, class, reason
     TTFT = "headway_ttft_seconds"  # gateway, arrival to first content; pool, class
     TPOT = "headway_tpot_seconds"  # gateway, per request; pool, class
@@ -22,10 +22,8 @@ class Metric:
     POLICY_AGE = "headway_policy_age_seconds"  # both; since the last good read
     ENGINE_TTFT = "headway_engine_ttft_seconds"  # runtime, arrival at the runtime to first token; class
     ENGINE_ITL = "headway_engine_itl_seconds"  # runtime; class
-    STEP_SECONDS = "headway_engine_step_seconds"  # runtime
-    STEP_ERROR = (
-        "headway_engine_step_prediction_relative_error"  # runtime: |predicted - actual| / actual, one step ahead
-    )
+    ITERATION_SECONDS = "headway_engine_iteration_seconds"  # runtime
+    ITERATION_ERROR = "headway_engine_iteration_prediction_relative_error"  # runtime: |predicted - actual| / actual
     PREEMPTIONS = "headway_engine_preemptions"  # runtime; kind, cause
     RUNNING = "headway_engine_running_sequences"  # runtime
     WAITING = "headway_engine_waiting_sequences"  # runtime

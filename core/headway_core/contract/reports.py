@@ -61,7 +61,7 @@ class StepTimeReport:
     max_decode_rows: int
     max_prefill_tokens: int
     relative_error: float | None = None
-    """Median |predicted - actual| / actual, one step ahead."""
+    """Median |predicted - actual| / actual, one iteration ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class ClassReport:
     admitted: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
     shed: dict[str, int] = field(default_factory=dict)
-    good: dict[str, int] = field(default_factory=dict)
+    attained: dict[str, int] = field(default_factory=dict)
     """objective (ttft, tpot, all) → requests that kept it, over admitted and finished."""
     judged: dict[str, int] = field(default_factory=dict)
     """objective → requests that were judged; attainment over all offered counts shed and failed ones as misses."""

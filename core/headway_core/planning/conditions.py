@@ -136,7 +136,7 @@ def slo_met(snapshot: Snapshot, slo: ServingSLO, judged_before: bool = False) ->
                 unsure.append(f"{samples} of class {known.name} by {objective.upper()}")
                 continue
             judged += 1
-            share = 100 * counted.good.get(objective, 0) / samples
+            share = 100 * counted.attained.get(objective, 0) / samples
             if share < percentile:
                 missed.append(
                     f"class {known.name}: {share:.4g}% of {samples} requests kept {objective.upper()}, "

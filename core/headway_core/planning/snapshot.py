@@ -59,7 +59,7 @@ class ClassTraffic:
     retries: int = 0
     outcomes: Mapping[str, int] = field(default_factory=dict)
     shed: int = 0
-    good: Mapping[str, int] = field(default_factory=dict)
+    attained: Mapping[str, int] = field(default_factory=dict)
     judged: Mapping[str, int] = field(default_factory=dict)
     ttft: LogHistogram = field(default_factory=LogHistogram)
     tpot: LogHistogram = field(default_factory=LogHistogram)
@@ -71,7 +71,7 @@ class ClassTraffic:
         ended = sum(
             count for outcome, count in self.outcomes.items() if outcome not in ("client_error", "client_closed")
         )
-        return self.good.get("all", 0) / ended if ended else None
+        return self.attained.get("all", 0) / ended if ended else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from headway_core.planning.counter_window import CounterReading, CounterTotal, C
 from headway_core.planning.snapshot import ClassTraffic, Demand, Traffic
 
 Key = tuple[str, str, str]
-"""(class, figure, member): ``("batch", "good", "ttft")``."""
+"""(class, figure, member): ``("batch", "attained", "ttft")``."""
 
-_MAPS = ("outcomes", "shed", "good", "judged", "ttft", "tpot")
+_MAPS = ("outcomes", "shed", "attained", "judged", "ttft", "tpot")
 _COUNTS = ("offered", "retries")
 
 
@@ -86,7 +86,7 @@ def _class_traffic(name: str, total: CounterTotal[Key]) -> ClassTraffic:
         retries=total.get((name, "retries", "")),
         outcomes=members("outcomes"),
         shed=sum(members("shed").values()),
-        good=members("good"),
+        attained=members("attained"),
         judged=members("judged"),
         ttft=histogram("ttft"),
         tpot=histogram("tpot"),

@@ -51,10 +51,10 @@ class RuntimeMetrics:
             registry=self.registry,
         )
         self._step = Histogram(
-            Metric.STEP_SECONDS, "Seconds that an iteration took.", buckets=STEP_BUCKETS, registry=self.registry
+            Metric.ITERATION_SECONDS, "Seconds that an iteration took.", buckets=STEP_BUCKETS, registry=self.registry
         )
         self._step_error = Histogram(
-            Metric.STEP_ERROR,
+            Metric.ITERATION_ERROR,
             "Relative error of an iteration's predicted length, one step ahead.",
             buckets=ERROR_BUCKETS,
             registry=self.registry,

@@ -408,18 +408,18 @@ class TestScaleDown:
 
 
 class TestPromise:
-    def class_traffic(self, good, judged=100, objective="tpot"):
+    def class_traffic(self, attained, judged=100, objective="tpot"):
         return ClassTraffic(
-            "default", judged, 0, {"ok": judged}, 0, {objective: good, "all": good}, {objective: judged}
+            "default", judged, 0, {"ok": judged}, 0, {objective: attained, "all": attained}, {objective: judged}
         )
 
     @pytest.mark.parametrize(
-        ("good", "judged", "status", "reason"),
+        ("attained", "judged", "status", "reason"),
         [(99, 100, True, "Kept"), (94, 100, False, "Missed"), (5, 19, None, "TooFewSamples")],
     )
-    def test_met_missed_and_too_few(self, make, good, judged, status, reason):
+    def test_met_missed_and_too_few(self, make, attained, judged, status, reason):
         slo = make.slo()
-        traffic = Traffic(60.0, {"default": self.class_traffic(good, judged)}, make.demand(1), make.demand(1, 15.0))
+        traffic = Traffic(60.0, {"default": self.class_traffic(attained, judged)}, make.demand(1), make.demand(1, 15.0))
         found = condition(plan(make.snapshot(1, traffic=traffic), slo, Memory(), 0.0), "SLOMet")
         assert (found.status, found.reason) == (status, reason)
         if status is False:
@@ -449,7 +449,7 @@ class TestPromise:
 
     def test_attainment_counts_shed_and_failed_but_not_what_clients_did(self):
         outcomes = {"ok": 80, "shed": 15, "upstream_error": 5, "client_error": 50, "client_closed": 50}
-        assert ClassTraffic("x", outcomes=outcomes, good={"all": 76}).attainment == 0.76
+        assert ClassTraffic("x", outcomes=outcomes, attained={"all": 76}).attainment == 0.76
         assert ClassTraffic("x").attainment is None
 
 

@@ -17,7 +17,7 @@ def test_books_of_two_gateways_are_differenced_and_summed():
         offered=1000,
         retries=100,
         outcomes={"ok": 900},
-        good={"all": 800},
+        attained={"all": 800},
         judged={"all": 900},
         ttft={5: 900},
         tpot={7: 3},
@@ -28,7 +28,7 @@ def test_books_of_two_gateways_are_differenced_and_summed():
         retries=110,
         outcomes={"ok": 950, "shed": 10},
         shed={"slot_wait": 10},
-        good={"all": 840},
+        attained={"all": 840},
         judged={"all": 950},
         ttft={5: 940, 6: 10},
         tpot={7: 3},
@@ -39,7 +39,7 @@ def test_books_of_two_gateways_are_differenced_and_summed():
     traffic = window.traffic(10.0)
     known = traffic.classes["default"]
     assert (known.offered, known.retries, known.shed) == (120, 20, 20)
-    assert (dict(known.outcomes), dict(known.good)) == ({"ok": 100, "shed": 20}, {"all": 80})
+    assert (dict(known.outcomes), dict(known.attained)) == ({"ok": 100, "shed": 20}, {"all": 80})
     assert known.ttft.counts == {5: 80, 6: 20}
     assert traffic.demand.rate == 10.0, "retries are no demand"
 

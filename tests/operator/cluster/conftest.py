@@ -489,7 +489,7 @@ class World:
                 offered=offered,
                 admitted=offered,
                 outcomes={"ok": offered},
-                good={"ttft": good, "tpot": good, "all": good},
+                attained={"ttft": good, "tpot": good, "all": good},
                 judged={"ttft": offered, "tpot": offered, "all": offered},
                 ttft={110: offered},
                 tpot={78: offered},

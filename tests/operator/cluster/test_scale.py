@@ -109,7 +109,7 @@ class Crowd:
         kept = {"ttft": count, "tpot": count, "all": count}
         books = {
             "default": ClassReport(
-                offered=count, outcomes={"ok": count}, good=kept, judged=kept, ttft={110: count}, tpot={78: count}
+                offered=count, outcomes={"ok": count}, attained=kept, judged=kept, ttft={110: count}, tpot={78: count}
             )
         }
         first = int(number) * PER_GATEWAY
