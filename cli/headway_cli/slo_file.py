@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 from headway_core.errors import SpecError
 from headway_core.slo import ServingSLO
+from headway_core.slo_parser import parse_slo
 
 DEFAULT = Path(__file__).with_name("default-slo.yaml")
 """What `headway up` promises when no --slo is given."""
@@ -56,7 +57,7 @@ def read_slo(path: Path) -> ServingSLO:
             raise
         raise SloFileError(str(path), f"is not YAML: {error}") from error
     try:
-        return ServingSLO.parse(document)
+        return parse_slo(document)
     except SpecError as error:
         raise SloFileError(f"{path}:{_line(nodes[0], error.field)}", error.reason, error.field) from error
 

@@ -10,6 +10,7 @@ from headway_core.contract.kubernetes import LABEL_RUNTIME, policy_config_map
 from headway_core.errors import SpecError
 from headway_core.planning.conditions import Condition
 from headway_core.slo import ServingSLO
+from headway_core.slo_parser import parse_slo
 
 from headway_operator.access import Access
 from headway_operator.cache import Cache
@@ -58,7 +59,7 @@ def resolve(document: Mapping[str, Any], cache: Cache, access: Access) -> Resolu
         "TargetResolved", None, "NotAccepted", "the object is not accepted, so its target was not looked for"
     )
     try:
-        slo = ServingSLO.parse(document)
+        slo = parse_slo(document)
     except SpecError as error:
         return Resolution(
             Condition("Accepted", False, "InvalidSpec", f"{error}; the last good settings stay"), unresolved

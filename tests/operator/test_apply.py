@@ -6,7 +6,7 @@ import asyncio
 import pytest
 from headway_core.contract.documents import load_policy
 from headway_core.contract.policy import Knobs
-from headway_core.slo import ServingSLO
+from headway_core.slo_parser import parse_slo
 from headway_operator.apply import Applier, NotLeading
 from headway_operator.kube import Kube
 from headway_operator.resources import Deployment, Service
@@ -26,7 +26,7 @@ def target(name):
             "objectives": {"ttft": {"target": "1s"}},
         },
     }
-    slo = ServingSLO.parse(document)
+    slo = parse_slo(document)
     return ResolvedTarget(
         slo, Deployment("ns", slo.target_name, 1, 1, False), Service("ns", slo.target_name, {}), "gw", (), ()
     )

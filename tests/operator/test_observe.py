@@ -16,13 +16,13 @@ from headway_core.contract.reports import (
 )
 from headway_core.planning.snapshot import Phase
 from headway_core.planning.traffic_window import TrafficWindow
-from headway_core.slo import ServingSLO
+from headway_core.slo_parser import parse_slo
 from headway_operator.observe import LARGEST_REPORT, Known, Observer, observe
 from headway_operator.resources import Deployment, Pod, Service
 from headway_operator.settings import Settings
 from headway_operator.targets import ResolvedTarget
 
-SLO = ServingSLO.parse(
+SLO = parse_slo(
     {
         "apiVersion": "headway.dev/v1alpha1",
         "kind": "ServingSLO",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from headway_core.durations import PATTERN
-from headway_core.slo import ServingSLO
+from headway_core.slo_parser import parse_slo
 from headway_operator import schema
 from headway_operator.status import ORDER
 
@@ -77,5 +77,5 @@ def test_there_are_examples():
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_understood(path):
-    slo = ServingSLO.parse(yaml.safe_load(path.read_text()))
+    slo = parse_slo(yaml.safe_load(path.read_text()))
     assert slo.gateway_name is not None

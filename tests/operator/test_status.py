@@ -5,12 +5,12 @@ from headway_core.contract.policy import Knobs
 from headway_core.histogram import LogHistogram, bucket
 from headway_core.planning.conditions import Condition
 from headway_core.planning.snapshot import ClassTraffic, Demand, Traffic
-from headway_core.slo import ServingSLO
+from headway_core.slo_parser import parse_slo
 from headway_operator import status
 from headway_operator.status import Decision, StatusFigures
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"
-SLO = ServingSLO.parse(
+SLO = parse_slo(
     {
         "apiVersion": "headway.dev/v1alpha1",
         "kind": "ServingSLO",

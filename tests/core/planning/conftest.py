@@ -7,7 +7,7 @@ import pytest
 from headway_core.contract.policy import Knobs, Policy, Pool
 from headway_core.contract.reports import EngineLimits, Mix, ReplicaState, RuntimeReport, StepTimeReport
 from headway_core.planning.snapshot import Demand, ObservedReplica, Phase, Snapshot, Traffic
-from headway_core.slo import ServingSLO
+from headway_core.slo_parser import parse_slo
 
 MODEL = StepTimeReport(0.010, 2e-5, 5e-5, 2e-7, 0.0, 1e-4, 64, 5000, 64, 2048, 0.02)
 MIX = Mix(500, 400.0, 0.0, 100.0, 450.0)
@@ -28,7 +28,7 @@ def slo(**spec):
             **spec,
         },
     }
-    return ServingSLO.parse(document)
+    return parse_slo(document)
 
 
 def replica(name="pod-0", phase=Phase.READY, age=1.0, note="", **changes):

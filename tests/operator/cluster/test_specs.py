@@ -9,7 +9,7 @@ import pytest
 import yaml
 from headway_core.contract.kubernetes import LABEL_RUNTIME, policy_config_map
 from headway_core.errors import SpecError
-from headway_core.slo import ServingSLO
+from headway_core.slo_parser import parse_slo
 from kubernetes import client, config
 from rendering import one, render
 
@@ -210,8 +210,8 @@ def test_there_are_enough_cases():
 def test_accepted(create, changes):
     stored = create(made(changes))
     assert isinstance(stored, dict), stored
-    ServingSLO.parse(stored)
-    assert ServingSLO.parse(made(changes)).objectives == ServingSLO.parse(stored).objectives
+    parse_slo(stored)
+    assert parse_slo(made(changes)).objectives == parse_slo(stored).objectives
 
 
 @pytest.mark.parametrize(("changes", "words"), REFUSED.values(), ids=REFUSED)
@@ -221,7 +221,7 @@ def test_refused(create, changes, words):
     assert isinstance(answer, str), answer
     assert words.lower() in answer.lower(), answer
     with pytest.raises(SpecError) as caught:
-        ServingSLO.parse(document)
+        parse_slo(document)
     assert caught.value.field.startswith("spec"), caught.value
 
 
@@ -234,7 +234,7 @@ def test_defaults_are_what_the_parser_says_they_are(create):
         "scaleUp": {"stabilizationWindow": "0s"},
         "scaleDown": {"stabilizationWindow": "5m"},
     }
-    plain, filled = ServingSLO.parse(made({"objectives": {"ttft": {"target": "1s"}}})), ServingSLO.parse(stored)
+    plain, filled = parse_slo(made({"objectives": {"ttft": {"target": "1s"}}})), parse_slo(stored)
     for field in (
         "mode",
         "service_port",
@@ -254,7 +254,7 @@ def test_an_example_is_accepted_as_it_is_and_points_at_what_the_chart_makes(crea
     """`helm install headway charts/headway`, then `kubectl apply -f examples/...`, with nothing to edit in between."""
     document = yaml.safe_load(path.read_text())
     assert isinstance(create(document), dict)
-    slo, release = ServingSLO.parse(document), render(release="headway")
+    slo, release = parse_slo(document), render(release="headway")
     labels = one(release, "Deployment", slo.target_name)["spec"]["template"]["metadata"]["labels"]
     assert LABEL_RUNTIME in labels
     selector = one(release, "Service", slo.service_name)["spec"]["selector"]

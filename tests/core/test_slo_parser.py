@@ -2,7 +2,8 @@ import copy
 
 import pytest
 from headway_core.errors import SpecError
-from headway_core.slo import Mode, ServingSLO
+from headway_core.slo import Mode
+from headway_core.slo_parser import parse_slo
 
 MINIMAL = {
     "apiVersion": "headway.dev/v1alpha1",
@@ -62,7 +63,7 @@ def changed(document, path, value):
 
 
 def test_minimal_object_gets_every_default():
-    slo = ServingSLO.parse(MINIMAL)
+    slo = parse_slo(MINIMAL)
     assert (slo.mode, slo.service_name, slo.service_port, slo.gateway_name) == (
         Mode.ENFORCE,
         "chat-runtime",
@@ -81,7 +82,7 @@ def test_minimal_object_gets_every_default():
 
 
 def test_full_object_is_read_whole_and_classes_are_ordered_by_priority():
-    slo = ServingSLO.parse(FULL)
+    slo = parse_slo(FULL)
     assert [known.name for known in slo.classes] == ["interactive", "batch"]
     interactive, batch = slo.classes
     assert interactive.objectives == slo.objectives
@@ -135,7 +136,7 @@ def test_full_object_is_read_whole_and_classes_are_ordered_by_priority():
 )
 def test_a_rule_that_is_broken_is_named_by_its_place(path, value, field, word):
     with pytest.raises(SpecError) as caught:
-        ServingSLO.parse(changed(FULL, path, value))
+        parse_slo(changed(FULL, path, value))
     assert caught.value.field == field
     assert word in str(caught.value)
 
@@ -143,10 +144,10 @@ def test_a_rule_that_is_broken_is_named_by_its_place(path, value, field, word):
 def test_nine_classes_are_too_many():
     spec = [{"name": f"c{i}", "priority": i} for i in range(9)]
     with pytest.raises(SpecError, match="at most 8"):
-        ServingSLO.parse(changed(FULL, ["spec", "classes"], spec))
+        parse_slo(changed(FULL, ["spec", "classes"], spec))
 
 
 @pytest.mark.parametrize("document", [None, [], "x", {}, 5])
 def test_documents_of_another_shape_are_refused(document):
     with pytest.raises(SpecError):
-        ServingSLO.parse(document)
+        parse_slo(document)
