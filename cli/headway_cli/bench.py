@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from headway_core.formatting import format_series, format_share
 from headway_core.slo import Objectives, PriorityClass, ServingSLO
 from headway_sim.traces import TraceRequest
 from rich.console import Console
@@ -273,13 +274,10 @@ def _print(groups: Mapping[str, BenchFigures], records: Sequence[RequestResult],
         table.add_row(
             name,
             *map(str, (found.offered, found.ok, found.shed, found.failed)),
-            *(
-                "–" if share is None else f"{share:.1%}"
-                for share in (found.ttft_attainment, found.tpot_attainment, found.goodput)
-            ),
-            _joined(found.ttft, ("p50", "p95", "p99"), 1, 2),
-            _joined(found.tpot, ("p50", "p95", "p99"), 1000, 0),
-            _joined(found.itl, ("p50", "p99"), 1000, 0),
+            *map(format_share, (found.ttft_attainment, found.tpot_attainment, found.goodput)),
+            format_series(_picked(found.ttft, "p50", "p95", "p99"), 1, 2),
+            format_series(_picked(found.tpot, "p50", "p95", "p99"), 1000, 0),
+            format_series(_picked(found.itl, "p50", "p99"), 1000, 0),
         )
     console.print(table)
     whole = groups["all"]
@@ -293,8 +291,8 @@ def _print(groups: Mapping[str, BenchFigures], records: Sequence[RequestResult],
         print(f"failed: {reason}", file=sys.stderr)
 
 
-def _joined(values: Mapping[str, float] | None, keys: Sequence[str], factor: float, digits: int) -> str:
-    return "–" if values is None else " / ".join(f"{values[key] * factor:.{digits}f}" for key in keys)
+def _picked(summary: Mapping[str, float] | None, *names: str) -> list[float | None]:
+    return [None] if summary is None else [summary[name] for name in names]
 
 
 def _document(

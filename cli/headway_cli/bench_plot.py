@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from headway_core.formatting import format_seconds, format_share
 from headway_core.slo import Objectives
 
 from headway_cli.bench_figures import BenchFigures
@@ -71,21 +72,17 @@ def _table(groups: Mapping[str, BenchFigures]) -> str:
     rows = []
     for name, found in groups.items():
         cells = [str(found.offered), str(found.ok), str(found.shed), str(found.failed)]
-        cells += [_share(value) for value in (found.ttft_attainment, found.tpot_attainment, found.goodput)]
-        cells += [_seconds(values, key) for values in (found.ttft, found.tpot) for key in ("p50", "p95")]
+        cells += [format_share(value) for value in (found.ttft_attainment, found.tpot_attainment, found.goodput)]
+        cells += [
+            format_seconds(values[key] if values else None)
+            for values in (found.ttft, found.tpot)
+            for key in ("p50", "p95")
+        ]
         rows.append(f"<tr><td>{html.escape(name)}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return (
         f"<table><tr>{head}</tr>{''.join(rows)}</table><p>Shares are over all offered requests: shed and "
         "failed ones are misses.</p>"
     )
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
-
-
-def _seconds(values: Mapping[str, float] | None, key: str) -> str:
-    return "–" if values is None else f"{values[key]:.3f}"
 
 
 def _frame(body: str, caption: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from headway_core.admission import Rule
 from headway_core.contract import codec
+from headway_core.formatting import format_series, format_share
 from headway_sim.report import RunFigures, SimulationReport
 from rich.table import Table
 
@@ -32,9 +33,9 @@ def table(trial: Comparison) -> Table:
                 name,
                 str(found.offered),
                 str(sum(found.shed.values()) + found.unschedulable),
-                *(_percent(share) for share in (found.ttft_attainment, found.tpot_attainment, found.good_share)),
-                _joined((found.ttft_p50, found.ttft_p95, found.ttft_p99), 1, 2),
-                _joined((found.tpot_p50, found.tpot_p95, found.tpot_p99), 1000, 0),
+                *map(format_share, (found.ttft_attainment, found.tpot_attainment, found.good_share)),
+                format_series((found.ttft_p50, found.ttft_p95, found.ttft_p99), 1, 2),
+                format_series((found.tpot_p50, found.tpot_p95, found.tpot_p99), 1000, 0),
             )
     return made
 
@@ -82,7 +83,7 @@ def optimum_table(found: OneServer) -> Table:
         "exact optimum": found.optimum,
         **{rule.value: share for rule, share in found.rules.items()},
     }.items():
-        made.add_row(name, _percent(share), _percent(share / found.optimum if found.optimum else None))
+        made.add_row(name, format_share(share), format_share(share / found.optimum if found.optimum else None))
     return made
 
 
@@ -106,11 +107,3 @@ def document(trial: Comparison) -> dict[str, object]:
             "rules": {rule.value: share for rule, share in trial.one_server.rules.items()},
         },
     }
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.1%}"
-
-
-def _joined(values: tuple[float | None, ...], factor: float, digits: int) -> str:
-    return " / ".join("–" if value is None else f"{value * factor:.{digits}f}" for value in values)

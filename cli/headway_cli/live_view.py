@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from headway_core.formatting import format_number, format_seconds, format_share
 from rich.console import Console, Group
 from rich.live import Live
 from rich.measure import Measurement
@@ -40,7 +41,7 @@ class Promised:
     @property
     def limit(self) -> str:
         """The target in words."""
-        return _seconds(self.target) + (f" + {_seconds(self.per_thousand)}/1k" if self.per_thousand else "")
+        return format_seconds(self.target) + (f" + {format_seconds(self.per_thousand)}/1k" if self.per_thousand else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +139,14 @@ def _table(status: Status) -> Table:
     for row in status.classes:
         table.add_row(
             row.name,
-            _number(row.rate),
+            format_number(row.rate),
             _against(row.ttft),
             row.ttft.limit,
             _against(row.tpot),
             row.tpot.limit,
-            _share(row.attainment),
+            format_share(row.attainment),
             str(row.queued),
-            _share(row.shed),
+            format_share(row.shed),
         )
     return table
 
@@ -156,9 +157,9 @@ def _plain(status: Status) -> str:
 
 def _in_words(row: ClassRow) -> str:
     return (
-        f"{row.name}: {_number(row.rate)} req/s, TTFT {_seconds(row.ttft.value)} of {row.ttft.limit}, "
-        f"TPOT {_seconds(row.tpot.value)} of {row.tpot.limit}, attained {_share(row.attainment)}, "
-        f"queue {row.queued}, shed {_share(row.shed)}"
+        f"{row.name}: {format_number(row.rate)} req/s, TTFT {format_seconds(row.ttft.value)} of {row.ttft.limit}, "
+        f"TPOT {format_seconds(row.tpot.value)} of {row.tpot.limit}, attained {format_share(row.attainment)}, "
+        f"queue {row.queued}, shed {format_share(row.shed)}"
     )
 
 
@@ -170,20 +171,6 @@ def _machine(status: Status) -> str:
     )
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
-
-
 def _against(promised: Promised) -> Text:
     style = {None: "", True: "green", False: "red"}[promised.kept]
-    return Text(_seconds(promised.value), style=style)
+    return Text(format_seconds(promised.value), style=style)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from headway_core.contract.policy import Knobs
 from headway_core.contract.reports import Mix, RuntimeReport
-from headway_core.durations import format_seconds
 from headway_core.errors import InvalidInput
+from headway_core.formatting import format_seconds
 from headway_core.planning.capacity import Binding, ReplicaCapacity, Workload, step_seconds
 from headway_core.planning.plan import Memory, Plan, plan
 from headway_core.planning.scaling import ScaleMemory

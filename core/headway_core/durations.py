@@ -1,5 +1,5 @@
 """Durations as Kubernetes writes them (GEP-2257): ``1h30m``, ``500ms``, ``1s500ms``; whole milliseconds, no sign, no
-decimals. `format_seconds` is for messages only."""
+decimals."""
 
 from __future__ import annotations
 
@@ -42,8 +42,3 @@ def format_duration(seconds: float) -> str:
         if count:
             text += f"{count}{unit}"
     return text or "0s"
-
-
-def format_seconds(seconds: float) -> str:
-    """Seconds for people, with three digits; not always a GEP-2257 duration: ``31ms``, ``1.25s``."""
-    return f"{seconds * 1000:.3g}ms" if seconds < 0.9995 else f"{seconds:.3g}s"

@@ -146,31 +146,6 @@ class SimulationReport:
         """For ``json.dump``."""
         return dataclasses.asdict(self)
 
-    def lines(self) -> list[str]:
-        """A table for people."""
-        head = (
-            f"{'':14}{'offered':>8}{'admitted':>9}{'TTFT kept':>10}{'good':>8}"
-            f"{'TTFT p50':>10}{'p95':>8}{'TPOT':>8}{'ITL p99':>9}"
-        )
-        groups = {
-            "all": self.total,
-            **self.classes,
-            **{f"prompts Q{index + 1}": one for index, one in enumerate(self.quartiles)},
-        }
-        rows = [
-            f"{name:14}{one.offered:>8}{one.admitted:>9}{_percent(one.ttft_attainment):>10}{_percent(one.good_share):>8}"
-            f"{_seconds(one.ttft_p50):>10}{_seconds(one.ttft_p95):>8}{_seconds(one.tpot_mean):>8}{_seconds(one.itl_p99):>9}"
-            for name, one in groups.items()
-        ]
-        errors = [
-            f"predicted - actual TTFT, {name}: {one.compared} compared, median {_seconds(one.median)}, p05 "
-            f"{_seconds(one.p05)}, "
-            f"p95 {_seconds(one.p95)}"
-            for name, one in (("admitted", self.error_admitted), ("shed", self.error_shed))
-        ]
-        shed = ", ".join(f"{reason} {count}" for reason, count in sorted(self.total.shed.items())) or "nobody"
-        return [head, *rows, f"shed: {shed}", *errors, f"prefill: {self.prefill_tokens_per_second:.0f} tokens/s"]
-
 
 def _share(kept: Iterable[bool]) -> float | None:
     values = list(kept)
@@ -179,11 +154,3 @@ def _share(kept: Iterable[bool]) -> float | None:
 
 def _quantile(values: list[float], q: float) -> float | None:
     return sorted(values)[min(len(values) - 1, int(q * len(values)))] if values else None
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}%"
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}s"

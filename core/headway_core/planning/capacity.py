@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from headway_core.contract.reports import EngineLimits, Mix, StepTimeReport
-from headway_core.durations import format_seconds
+from headway_core.formatting import format_seconds
 from headway_core.slo import Bounds, Objectives, Range
 
 RHO = 0.8
