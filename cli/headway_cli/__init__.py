@@ -1,2 +1,2 @@
-"""The headway command: up, bench, simulate, plan, calibrate. Starts the other programs as processes and talks HTTP to
-them."""
+"""The headway command: up, bench, simulate, plan, calibrate. Starts gateway and runtimes as processes and talks HTTP to
+them; `runtime_options` alone imports one of them, for its settings."""

@@ -85,18 +85,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="ask for exactly the trace's output lengths (not every endpoint knows it)",
     )
-    promise = parser.add_argument_group("promise")
-    promise.add_argument(
+    slo = parser.add_argument_group("promise")
+    slo.add_argument(
         "--slo",
         type=Path,
         default=DEFAULT,
         metavar="FILE",
         help="the ServingSLO to judge by (default: that of `headway up`)",
     )
-    promise.add_argument(
+    slo.add_argument(
         "--mix", metavar="CLASS=SHARE,...", help="classes of the requests (default: all of the default class)"
     )
-    promise.add_argument(
+    slo.add_argument(
         "--grace",
         type=float,
         default=0.0,
@@ -215,8 +215,8 @@ def plan(
         output, prompt = request.output_tokens, request.prompt_tokens
         output = min(output, given.max_output_tokens or output, (context or output * 2) // 2)
         # Prompt lengths are met to a few per cent, so a twentieth of the context stays free.
-        room = int(context * 0.95) - output if context else prompt
-        prompt = max(1, min(prompt, given.max_prompt_tokens or prompt, room))
+        longest = int(context * 0.95) - output if context else prompt
+        prompt = max(1, min(prompt, given.max_prompt_tokens or prompt, longest))
         name = rng.choices(names, weights)[0]
         tier = classes[name].service_tiers[0] if classes[name].service_tiers else None
         planned.append(PlannedRequest(request.at, prompt, output, tier, name))

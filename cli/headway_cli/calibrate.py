@@ -16,11 +16,11 @@ from headway_core.contract.documents import dump, load_runtime_report
 from headway_core.contract.http import PATH_LOAD
 from headway_core.contract.reports import ReplicaState, RuntimeReport
 from headway_core.errors import DocumentError
-from headway_runtime.settings import find_model, from_arguments
 
-from headway_cli.linear_fit import straight_line
+from headway_cli.linear_fit import fit_line
 from headway_cli.result_file import check_result_file
-from headway_cli.supervisor import Child, free_port, kill_group
+from headway_cli.runtime_options import add_runtime_options, check_runtime_options
+from headway_cli.supervisor import START_LIMIT, Child, free_port, kill_group
 
 EPILOG = """\
 examples:
@@ -33,8 +33,6 @@ The four numbers are for `headway plan --coefficients`, `headway simulate --coef
 more exact, as the truth is no straight line. Nothing else should use the processor meanwhile.
 """
 
-_START_LIMIT = 600.0
-"""Seconds: loading large weights takes minutes, not longer."""
 _POLL = 0.2
 
 
@@ -47,15 +45,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--model",
-        metavar="DIR|FILE.gguf",
-        help="checkpoint folder or GGUF file (default: the model that `make up` installed)",
-    )
+    add_runtime_options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the load report, for --from FILE")
-    parser.add_argument(
-        "runtime_arguments", nargs="*", metavar="-- RUNTIME OPTIONS", help="options of headway-runtime, after --"
-    )
 
 
 def run(given: argparse.Namespace) -> int:
@@ -65,8 +56,7 @@ def run(given: argparse.Namespace) -> int:
         InvalidInput: with a sentence for the person at the terminal.
     """
     check_result_file(given.json, "--json")
-    model = find_model(given.model)
-    from_arguments(["--model", str(model), *given.runtime_arguments])  # says itself which flag it cannot honour
+    model = check_runtime_options(given)
     with tempfile.TemporaryDirectory(prefix="headway-") as folder:
         control = free_port()
         child = Child("runtime", _arguments(model, control, given.runtime_arguments), Path(folder) / "runtime.log")
@@ -78,7 +68,7 @@ def run(given: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             return 1
-    for line in found(report):
+    for line in in_words(report):
         print(line)
     if given.json:
         given.json.write_text(dump(report))
@@ -103,27 +93,27 @@ def _running(child: Child) -> Iterator[None]:
 
 def _measured(child: Child, url: str) -> RuntimeReport | None:
     """The report of the replica when it is ready; None when its process ended, or took too long."""
-    told = ""
-    deadline = time.monotonic() + _START_LIMIT
+    shown = ""
+    deadline = time.monotonic() + START_LIMIT
     with httpx.Client(timeout=5.0) as client:
         while child.alive and time.monotonic() < deadline:
             with contextlib.suppress(httpx.HTTPError, DocumentError):
                 report = load_runtime_report(client.get(url + PATH_LOAD).content)
                 if report.state is ReplicaState.READY:
                     return report
-                if report.message and report.message != told:
-                    told = report.message
-                    print(told, file=sys.stderr)
+                if report.message and report.message != shown:
+                    shown = report.message
+                    print(shown, file=sys.stderr)
             time.sleep(_POLL)
     return None
 
 
-def found(report: RuntimeReport) -> list[str]:
+def in_words(report: RuntimeReport) -> list[str]:
     """What was measured, for people."""
     model, limits = report.step_time, report.capacity
     if model is None:
         return [f"{report.model}: nothing was measured (--no-calibration)"]
-    line = straight_line(model, limits)
+    line = fit_line(model, limits)
     a, b, d, e = line.coefficients
     return [
         f"{report.model}: up to {limits.max_num_seqs} sequences and {limits.prefill_token_budget} prefill "

@@ -20,7 +20,8 @@ from headway_sim.scenarios import UNBOUNDED, capacity
 from headway_sim.simulation import SimulationConfig, simulate
 from headway_sim.traces import MOONCAKE_BLOCK, TraceRequest, at_rate, mean_rate
 
-BLOCK_SIZE = 16
+from headway_cli.replica_options import BLOCK_SIZE
+
 DRAIN = 600.0
 """Virtual seconds after the last arrival, for the open door's queue to be answered, late."""
 _CAPACITY_SECONDS = 30.0

@@ -26,7 +26,7 @@ class LinearFit:
         return ",".join(f"{number:.4g}" for number in self.coefficients)
 
 
-def straight_line(model: StepTimeReport, limits: EngineLimits) -> LinearFit:
+def fit_line(model: StepTimeReport, limits: EngineLimits) -> LinearFit:
     """The line that is least wrong, in proportion, over the shapes that a calibration within these limits runs."""
     shapes = calibration_shapes(
         max_num_seqs=limits.max_num_seqs,
@@ -43,8 +43,8 @@ def straight_line(model: StepTimeReport, limits: EngineLimits) -> LinearFit:
     gram = [[sum(x[i] * x[j] / seconds**2 for x, seconds in points) for j in range(4)] for i in range(4)]
     moment = [sum(x[i] / seconds for x, seconds in points) for i in range(4)]
     a, b, d, e = nonnegative_least_squares(gram, moment)
-    found = (max(a, _LEAST_BASE), b, d, e)
-    return LinearFit(found, median(abs(_at(found, x) - seconds) / seconds for x, seconds in points))
+    line = (max(a, _LEAST_BASE), b, d, e)
+    return LinearFit(line, median(abs(_at(line, x) - seconds) / seconds for x, seconds in points))
 
 
 def _at(coefficients: Sequence[float], features: Sequence[float]) -> float:

@@ -1,8 +1,7 @@
 """What `headway up` shows while it runs: one row per class, promised against happened. A table on a terminal, plain
 lines elsewhere.
 
-Showing is not what it is there for: output that nobody takes any more, or that its file has no room for, is lost and
-nothing else is.
+A closed pipe or a full disk under the output loses the output and nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _PLAIN_EVERY = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Promised:
+class ObjectiveStatus:
     """One objective against what happened. Seconds; None is unknown, or nothing promised."""
 
     value: float | None = None
@@ -50,8 +49,8 @@ class ClassRow:
 
     name: str
     rate: float | None
-    ttft: Promised
-    tpot: Promised
+    ttft: ObjectiveStatus
+    tpot: ObjectiveStatus
     attainment: float | None
     queued: int
     shed: float | None
@@ -60,7 +59,7 @@ class ClassRow:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One look at everything."""
+    """What the live view shows at one time."""
 
     classes: Sequence[ClassRow]
     replicas_ready: int
@@ -74,7 +73,7 @@ class Status:
 
 
 class _Console(Console):
-    """One that a closed pipe does not end the process for."""
+    """A console that goes quiet when its pipe is closed, where rich would end the process."""
 
     def on_broken_pipe(self) -> None:
         """The lines to come go nowhere, those that are still buffered as well."""
@@ -140,9 +139,9 @@ def _table(status: Status) -> Table:
         table.add_row(
             row.name,
             format_number(row.rate),
-            _against(row.ttft),
+            _colored(row.ttft),
             row.ttft.limit,
-            _against(row.tpot),
+            _colored(row.tpot),
             row.tpot.limit,
             format_share(row.attainment),
             str(row.queued),
@@ -171,6 +170,6 @@ def _machine(status: Status) -> str:
     )
 
 
-def _against(promised: Promised) -> Text:
-    style = {None: "", True: "green", False: "red"}[promised.kept]
-    return Text(format_seconds(promised.value), style=style)
+def _colored(objective: ObjectiveStatus) -> Text:
+    style = {None: "", True: "green", False: "red"}[objective.kept]
+    return Text(format_seconds(objective.value), style=style)

@@ -13,7 +13,7 @@ from headway_core.planning.snapshot import ClassTraffic, ObservedReplica, Phase,
 from headway_core.planning.traffic_window import TrafficWindow
 from headway_core.slo import Mode, PriorityClass, ServingSLO
 
-from headway_cli.live_view import ClassRow, Promised, Status
+from headway_cli.live_view import ClassRow, ObjectiveStatus, Status
 
 _GATEWAY = "gateway"
 
@@ -119,13 +119,13 @@ def _row(known: PriorityClass, traffic: Traffic | None, queued: int) -> ClassRow
     return ClassRow(
         name=known.name,
         rate=counted.offered / traffic.seconds if traffic and counted else None,
-        ttft=Promised(
+        ttft=ObjectiveStatus(
             counted.ttft.quantile((ttft.percentile if ttft else 95.0) / 100) if counted else None,
             ttft.target if ttft else None,
             ttft.per_thousand_prompt_tokens if ttft else 0.0,
             _kept(counted, "ttft", ttft.percentile if ttft else None),
         ),
-        tpot=Promised(
+        tpot=ObjectiveStatus(
             counted.tpot.quantile((tpot.percentile if tpot else 95.0) / 100) if counted else None,
             tpot.target if tpot else None,
             kept=_kept(counted, "tpot", tpot.percentile if tpot else None),

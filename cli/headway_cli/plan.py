@@ -28,7 +28,7 @@ from headway_cli.replica_options import (
 )
 from headway_cli.result_file import check_result_file
 from headway_cli.slo_file import DEFAULT, read_slo
-from headway_cli.slo_text import promise
+from headway_cli.slo_text import slo_in_words
 from headway_cli.traffic_source import SOURCES, TrafficSource, observe
 
 EPILOG = """\
@@ -199,7 +199,7 @@ def decide(question: Question) -> Plan:
 def explain(question: Question, found: Plan) -> list[str]:
     """The plan for people."""
     capacity = found.knob_plan.estimate.capacity
-    lines = [f"promise: {promise(known)}" for known in question.slo.classes]
+    lines = [f"promise: {slo_in_words(known)}" for known in question.slo.classes]
     mixes = [report.mix for report in question.replicas if report.mix is not None]
     load = Workload.of(mixes)
     if load is not None:

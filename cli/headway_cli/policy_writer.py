@@ -1,5 +1,5 @@
-"""Policies as files, for gateway and runtimes on the same machine: written beside and renamed into place, so nobody
-reads half a one."""
+"""Policies as files, for gateway and runtimes on the same machine: written beside and renamed into place, so a
+reader never sees half a file."""
 
 from __future__ import annotations
 

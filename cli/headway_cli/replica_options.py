@@ -18,7 +18,7 @@ from headway_core.planning.capacity import ITERATION_LIMIT
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
 PREFILL_TOKEN_BUDGET = 8192
-_ROOMY_KV = 1 << 22
+_LARGE_KV = 1 << 22
 """Tokens: 16,384 for each of the most sequences."""
 _ANY_SIZE = 1 << 30
 
@@ -83,7 +83,7 @@ def parse_coefficients(text: str) -> StepTimeReport:
     )
 
 
-def on_paper(step_time: StepTimeReport, kv_tokens: int = _ROOMY_KV) -> RuntimeReport:
+def on_paper(step_time: StepTimeReport, kv_tokens: int = _LARGE_KV) -> RuntimeReport:
     """The report of an idle replica that is nowhere: the usual limits, a prefill budget within half a second, no knobs
     in force."""
     within = (ITERATION_LIMIT - step_time.base) / max(step_time.per_row_above, 1e-12)

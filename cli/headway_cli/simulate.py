@@ -28,7 +28,7 @@ from headway_cli.replica_options import (
 )
 from headway_cli.result_file import check_result_file
 from headway_cli.slo_file import read_slo
-from headway_cli.slo_text import promise
+from headway_cli.slo_text import slo_in_words
 from headway_cli.trace_options import add_trace_options, choose_trace, parse_mix
 from headway_cli.traffic_source import SOURCES, observe
 
@@ -183,7 +183,7 @@ def _replica(given: argparse.Namespace) -> RuntimeReport:
 def _head(found: comparison.Comparison, knobs: str) -> list[str]:
     replica = found.config.replica
     promises = "; ".join(
-        promise(known) for known, share in zip(found.config.classes, found.config.mix, strict=True) if share > 0
+        slo_in_words(known) for known, share in zip(found.config.classes, found.config.mix, strict=True) if share > 0
     )
     return [
         f"promise: {promises}",

@@ -1,4 +1,4 @@
-"""A promise in one line, as people say it."""
+"""A class's objectives in one line, for messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from headway_core.durations import format_duration
 from headway_core.slo import PriorityClass
 
 
-def promise(known: PriorityClass) -> str:
+def slo_in_words(known: PriorityClass) -> str:
     """``interactive: TTFT 1s for 95%, TPOT 50ms for 99.9%``."""
     ttft, tpot = known.objectives.ttft, known.objectives.tpot
     words = []

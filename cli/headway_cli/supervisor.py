@@ -16,13 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+START_LIMIT = 600.0
+"""Seconds until a runtime's first answer: loading large weights takes minutes, not longer."""
+
 _PR_SET_PDEATHSIG = 1
 _RESTART_BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
 _STEADY_AFTER = 60.0
 """Seconds alive after which a process counts as healthy and its backoff starts anew."""
 
-_UNWELL_LIMIT = 30.0
-"""Seconds without a good word from a process that runs, after which it counts as hung: a busy machine is silent for
+_UNHEALTHY_LIMIT = 30.0
+"""A process that runs and is not reported healthy for this many seconds counts as hung. A busy machine is silent for
 less."""
 _LAST_BYTES = 64 * 1024
 """Read of the end of a log, which may have grown for weeks."""
@@ -63,8 +66,8 @@ class Child:
     started_at: float = 0.0
     deaths: int = 0
     restart_at: float | None = None
-    well_at: float = 0.0
-    """When it was last known to be well."""
+    healthy_at: float = 0.0
+    """When it was last known to be healthy."""
     _log: IO[bytes] | None = field(default=None, repr=False)
 
     def start(self, now: float) -> None:
@@ -80,7 +83,7 @@ class Child:
             preexec_fn=_die_with_parent,  # noqa: PLW1509 -- no thread is started before, and it only calls prctl
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
-        self.started_at, self.well_at, self.restart_at = now, now, None
+        self.started_at, self.healthy_at, self.restart_at = now, now, None
 
     def postpone(self, now: float) -> float:
         """Counts one more failure, and sets the time of the next start; returns the seconds until then."""
@@ -127,7 +130,7 @@ class Supervisor:
 
     def check(self, now: float) -> list[str]:
         """Restarts what died, with a growing pause. Returns a line for each death and each restart."""
-        told = []
+        lines = []
         for child in self.children:
             if child.alive or child.process is None:
                 continue
@@ -135,7 +138,7 @@ class Supervisor:
                 if now - child.started_at > _STEADY_AFTER:
                     child.deaths = 0
                 pause = child.postpone(now)
-                told.append(
+                lines.append(
                     f"{child.name} ended ({_how(child.process.returncode)}); starting it again in {pause:.0f} "
                     f"s; log: {child.log_path}"
                 )
@@ -143,28 +146,28 @@ class Supervisor:
                 try:
                     child.start(now)
                 except OSError as error:  # no memory, processes or disk for it now: the others go on
-                    told.append(
+                    lines.append(
                         f"{child.name} could not be started ({error.strerror}); trying again in "
                         f"{child.postpone(now):.0f} s"
                     )
                 else:
-                    told.append(f"{child.name} started again")
-        return told
+                    lines.append(f"{child.name} started again")
+        return lines
 
-    def end_hung(self, well: Collection[str], now: float) -> list[str]:
-        """Ends what runs and has not been among `well` (names) for too long; `check` then starts it again. Returns a
+    def end_hung(self, healthy: Collection[str], now: float) -> list[str]:
+        """Ends what runs and has not been among `healthy` (names) for too long; `check` then starts it again. Returns a
         line for each."""
-        told = []
+        lines = []
         for child in self.children:
-            if child.name in well or not child.alive:
-                child.well_at = now
-            elif now - child.well_at > _UNWELL_LIMIT and child.process is not None:
+            if child.name in healthy or not child.alive:
+                child.healthy_at = now
+            elif now - child.healthy_at > _UNHEALTHY_LIMIT and child.process is not None:
                 kill_group(child.process)
-                told.append(
-                    f"{child.name} has not been well for {now - child.well_at:.0f} s and was ended; log: "
+                lines.append(
+                    f"{child.name} has not been healthy for {now - child.healthy_at:.0f} s and was ended; log: "
                     f"{child.log_path}"
                 )
-        return told
+        return lines
 
     def stop(self, grace: float) -> None:
         """SIGTERM in the order of the list, `grace` seconds for each to drain, then SIGKILL to its whole group."""

@@ -25,12 +25,10 @@ from headway_cli.local_controller import LocalController
 from headway_cli.policy_writer import PolicyWriter, write_policy
 from headway_cli.reports import gateway_report, runtime_reports
 from headway_cli.slo_file import read_slo
-from headway_cli.supervisor import Child, Supervisor, free_port
+from headway_cli.supervisor import START_LIMIT, Child, Supervisor, free_port
 from headway_cli.up_settings import UpSettings
 
 _POLL = 1.0
-_START_LIMIT = 600.0
-"""Seconds until the first answer: loading large weights takes minutes, not longer."""
 
 
 class LocalStack:
@@ -43,14 +41,14 @@ class LocalStack:
             f"replica-{n + 1}": Endpoint("127.0.0.1", free_port(), free_port()) for n in range(settings.replicas)
         }
         self.gateway_control = free_port()
-        self.steering = LocalController(settings.slo, self.endpoints)
-        write_policy(self.policies, self.steering.policy())
+        self.controller = LocalController(settings.slo, self.endpoints)
+        write_policy(self.policies, self.controller.policy())
         self.policy_writer = PolicyWriter(self.policies)
-        self.policy_writer.put(self.steering.policy())
-        # As of now, not of the end of the start: who edits the promise while the model loads is heard.
+        self.policy_writer.put(self.controller.policy())
+        # Read now, not at the end of the start: an edit while the model loads counts too.
         self.slo_content = _content(settings.slo_path)
-        self.slo_missed = 0
-        """Looks in a row that found no file."""
+        self.slo_misses = 0
+        """Polls in a row that found no file."""
         self.gateway = Child("gateway", self._gateway_arguments(), state / "gateway.log")
         self.replicas = {
             name: Child(name, self._runtime_arguments(name), state / f"{name}.log") for name in self.endpoints
@@ -119,9 +117,9 @@ def _reachable(host: str) -> str:
 
 
 @contextlib.contextmanager
-def _alone_in(state: Path) -> Iterator[None]:
-    """The folder is this one's while it lasts: two would steer each other's replicas. Raises InvalidInput when another
-    has it."""
+def _exclusive(state: Path) -> Iterator[None]:
+    """Locks the folder: two would set the knobs of each other's replicas. Raises InvalidInput when another
+    process has it."""
     with (state / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,124 +136,119 @@ def run(settings: UpSettings) -> int:
     """Runs until a signal; 0 after a clean stop, 1 when it could not start. Blocks. Raises InvalidInput when the state
     folder is in use."""
     state = settings.state or Path(tempfile.mkdtemp(prefix="headway-"))
-    with _alone_in(state):
+    with _exclusive(state):
         code = _run(LocalStack(settings, state), state)
     if code == 0 and settings.state is None:
         shutil.rmtree(state, ignore_errors=True)
     return code
 
 
-def _run(deployment: LocalStack, state: Path) -> int:
+def _run(stack: LocalStack, state: Path) -> int:
     try:
-        asyncio.run(_serve(deployment, state))
+        asyncio.run(_serve(stack, state))
     except StartFailed as error:
-        deployment.supervisor.kill()
+        stack.supervisor.kill()
         print(f"headway up: {error}", file=sys.stderr)
         return 1
     except BaseException:
-        deployment.supervisor.kill()
+        stack.supervisor.kill()
         raise
     return 0
 
 
-async def _serve(deployment: LocalStack, state: Path) -> None:
+async def _serve(stack: LocalStack, state: Path) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
-    supervisor = deployment.supervisor
+    supervisor = stack.supervisor
     with LiveView(sys.stdout) as view:
         async with httpx.AsyncClient(timeout=2.0) as client:
-            view.say(
-                f"starting {deployment.settings.replicas} x {deployment.settings.model.name}; logs and policy "
-                f"in {state}"
-            )
+            view.say(f"starting {stack.settings.replicas} x {stack.settings.model.name}; logs and policy in {state}")
             supervisor.start(time.monotonic())
-            if await _until_ready(deployment, client, stop, view.say):
-                view.say(_welcome(deployment, await _model_name(client, deployment.url)))
-                await _watch(deployment, client, stop, view)
+            if await _until_ready(stack, client, stop, view.say):
+                view.say(_welcome(stack, await _model_name(client, stack.url)))
+                await _watch(stack, client, stop, view)
         view.say("stopping: running requests may finish; Ctrl-C again ends them now")
     loop.add_signal_handler(signal.SIGINT, supervisor.kill)
     loop.add_signal_handler(signal.SIGTERM, supervisor.kill)
-    await asyncio.to_thread(supervisor.stop, deployment.settings.drain_seconds + 5)
+    await asyncio.to_thread(supervisor.stop, stack.settings.drain_seconds + 5)
 
 
 async def _until_ready(
-    deployment: LocalStack, client: httpx.AsyncClient, stop: asyncio.Event, say: Callable[[str], None]
+    stack: LocalStack, client: httpx.AsyncClient, stop: asyncio.Event, say: Callable[[str], None]
 ) -> bool:
-    """True when gateway and replicas are ready, False when told to stop before. Raises StartFailed."""
+    """True when gateway and replicas are ready, False when `stop` was set before. Raises StartFailed."""
     started = time.monotonic()
-    told: dict[str, str] = {}
+    shown: dict[str, str] = {}
     while not stop.is_set():
-        for child in deployment.supervisor.children:
+        for child in stack.supervisor.children:
             if not child.alive:
                 raise StartFailed(
                     f"{child.name} ended while starting; the end of {child.log_path}:\n{child.last_lines()}"
                 )
-        reports = await runtime_reports(client, deployment.runtime_control_urls)
+        reports = await runtime_reports(client, stack.runtime_control_urls)
         for name, report in reports.items():
             message = report.message or report.state.value
-            if told.get(name) != message:
-                told[name] = message
+            if shown.get(name) != message:
+                shown[name] = message
                 say(f"[{time.monotonic() - started:5.1f} s] {name}: {message}")
         # The gateway's own view decides: a request that comes right after "ready" must find a replica there.
-        gateway = await gateway_report(client, deployment.gateway_control_url)
-        if gateway is not None and sum(pool.ready_replicas for pool in gateway.pools) == len(deployment.endpoints):
+        gateway = await gateway_report(client, stack.gateway_control_url)
+        if gateway is not None and sum(pool.ready_replicas for pool in gateway.pools) == len(stack.endpoints):
             return True
-        if time.monotonic() - started > _START_LIMIT:
-            raise StartFailed(
-                f"not ready after {_START_LIMIT:.0f} s; see the logs in {deployment.gateway.log_path.parent}"
-            )
+        if time.monotonic() - started > START_LIMIT:
+            raise StartFailed(f"not ready after {START_LIMIT:.0f} s; see the logs in {stack.gateway.log_path.parent}")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), 0.3)
     return False
 
 
-async def _watch(deployment: LocalStack, client: httpx.AsyncClient, stop: asyncio.Event, view: LiveView) -> None:
-    """Restarts, steers and shows, until told to stop."""
-    steering, writer = deployment.steering, deployment.policy_writer
+async def _watch(stack: LocalStack, client: httpx.AsyncClient, stop: asyncio.Event, view: LiveView) -> None:
+    """Restarts processes, adjusts the knobs and shows the status, until `stop` is set."""
+    controller, writer = stack.controller, stack.policy_writer
     while not stop.is_set():
         now = time.monotonic()
-        for line in deployment.supervisor.check(now):
+        for line in stack.supervisor.check(now):
             view.say(line)
-        _reread(deployment, view.say)
-        reports = await runtime_reports(client, deployment.runtime_control_urls)
-        gateway = await gateway_report(client, deployment.gateway_control_url)
-        well = [name for name, report in reports.items() if report.state is not ReplicaState.FAILED]
+        _reread(stack, view.say)
+        reports = await runtime_reports(client, stack.runtime_control_urls)
+        gateway = await gateway_report(client, stack.gateway_control_url)
+        healthy = [name for name, report in reports.items() if report.state is not ReplicaState.FAILED]
         if gateway is not None:
-            well.append(deployment.gateway.name)
-        for line in deployment.supervisor.end_hung(well, time.monotonic()):
+            healthy.append(stack.gateway.name)
+        for line in stack.supervisor.end_hung(healthy, time.monotonic()):
             view.say(line)
-        changed = steering.observe(reports, gateway, deployment.alive, now)
+        changed = controller.observe(reports, gateway, stack.alive, now)
         if changed is not None:
             writer.put(changed)
             knobs = changed.knobs
             view.say(f"knobs: max_num_seqs {knobs.max_num_seqs}, prefill token budget {knobs.prefill_token_budget}")
         for line in writer.write():
             view.say(line)
-        view.show(steering.status(deployment.alive, now), now)
+        view.show(controller.status(stack.alive, now), now)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL)
 
 
-def _reread(deployment: LocalStack, say: Callable[[str], None]) -> None:
+def _reread(stack: LocalStack, say: Callable[[str], None]) -> None:
     """Adopts the SLO file when its content changed; one that is broken, or gone, changes nothing and is said once."""
-    path, steering = deployment.settings.slo_path, deployment.steering
+    path, controller = stack.settings.slo_path, stack.controller
     content = _content(path)
-    deployment.slo_missed = deployment.slo_missed + 1 if content is None else 0
-    if deployment.slo_missed == 2:  # an editor that renames leaves a gap, too short for two looks
+    stack.slo_misses = stack.slo_misses + 1 if content is None else 0
+    if stack.slo_misses == 2:  # an editor that renames leaves a gap, too short for two polls
         say(f"the promise stays as it was: {path} is no file that can be read any more")
-    if content is None or content == deployment.slo_content:
+    if content is None or content == stack.slo_content:
         return
-    deployment.slo_content = content
+    stack.slo_content = content
     try:
         slo = read_slo(path)
-        if slo.target_name != steering.slo.target_name:
-            raise InvalidInput(f"must stay {steering.slo.target_name!r} while it runs", "spec.targetRef.name")
+        if slo.target_name != controller.slo.target_name:
+            raise InvalidInput(f"must stay {controller.slo.target_name!r} while it runs", "spec.targetRef.name")
     except InvalidInput as error:
         say(f"the promise stays as it was: {error}")
         return
-    deployment.policy_writer.put(steering.adopt(slo))
+    stack.policy_writer.put(controller.adopt(slo))
     say(f"{path} changed: its promise is in force from now")
 
 
@@ -273,13 +266,13 @@ async def _model_name(client: httpx.AsyncClient, url: str) -> str:
     return str(response.json()["data"][0]["id"])
 
 
-def _welcome(deployment: LocalStack, model: str) -> str:
+def _welcome(stack: LocalStack, model: str) -> str:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = json.dumps({"model": model, "messages": question, "max_tokens": 40, "temperature": 0})
-    control = deployment.gateway_control_url
+    control = stack.gateway_control_url
     return (
-        f"\nready: {deployment.url}  (its status page is the same address in a browser)\n\n"
-        f"curl {deployment.url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}\n\n"
-        f"the promise: {deployment.settings.slo_path} (edit it, it is read again); Ctrl-C stops\n"
+        f"\nready: {stack.url}  (its status page is the same address in a browser)\n\n"
+        f"curl {stack.url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}\n\n"
+        f"the promise: {stack.settings.slo_path} (edit it, it is read again); Ctrl-C stops\n"
         f"metrics: {control}/metrics; why the knobs are as they are: `headway plan --from {control}`\n"
     )

@@ -10,8 +10,8 @@ from pathlib import Path
 from headway_core.contract.http import SERVING_PORT
 from headway_core.errors import InvalidInput
 from headway_core.slo import ServingSLO
-from headway_runtime.settings import find_model, from_arguments
 
+from headway_cli.runtime_options import add_runtime_options, check_runtime_options
 from headway_cli.slo_file import DEFAULT, read_slo
 from headway_cli.supervisor import why_not_listen
 
@@ -56,11 +56,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--model",
-        metavar="DIR|FILE.gguf",
-        help="checkpoint folder or GGUF file (default: the model that `make up` installed)",
-    )
+    add_runtime_options(parser)
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="runtime processes (default: 1)")
     parser.add_argument(
         "--slo",
@@ -90,9 +86,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="DIR",
         help="folder for logs and the policy (default: a temporary one, removed on a clean stop)",
     )
-    parser.add_argument(
-        "runtime_arguments", nargs="*", metavar="-- RUNTIME OPTIONS", help="options of headway-runtime, after --"
-    )
 
 
 def check(given: argparse.Namespace) -> UpSettings:
@@ -112,8 +105,7 @@ def check(given: argparse.Namespace) -> UpSettings:
     if threads < 1:
         raise InvalidInput(f"--threads must be at least 1, not {threads}")
     slo = read_slo(given.slo)
-    model = find_model(given.model)
-    from_arguments(["--model", str(model), *given.runtime_arguments])  # says itself which flag it cannot honour
+    model = check_runtime_options(given)
     reason = why_not_listen(given.host, given.port)
     if reason is not None:
         raise InvalidInput(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import tiny_model
 from headway_cli.__main__ import main
-from headway_cli.linear_fit import straight_line
+from headway_cli.linear_fit import fit_line
 from headway_cli.replica_options import on_paper, parse_coefficients
 from headway_core.contract.documents import load_runtime_report
 from headway_core.contract.reports import EngineLimits
@@ -43,12 +43,12 @@ def test_a_runtime_of_known_pace_is_measured_to_have_it(tmp_path, capsys):
 
 def test_a_straight_model_gives_its_own_line_and_a_bent_one_says_how_far_off_it_is():
     model = parse_coefficients(",".join(map(str, PACE)))
-    found = straight_line(model, LIMITS)
+    found = fit_line(model, LIMITS)
     for shape in SHAPES:
         assert seconds(found.coefficients, shape) == pytest.approx(seconds(PACE, shape), rel=0.05)
     assert found.error < 0.02
     assert all(number >= 0 for number in found.coefficients)
-    bent = straight_line(replace(model, per_row=0.0, per_row_above=0.005, knee=100), LIMITS)
+    bent = fit_line(replace(model, per_row=0.0, per_row_above=0.005, knee=100), LIMITS)
     assert bent.error > found.error
     assert parse_coefficients(str(bent)) is not None
 

@@ -4,11 +4,13 @@ import pty
 import re
 
 import pytest
-from headway_cli.live_view import ClassRow, LiveView, Promised, Status
+from headway_cli.live_view import ClassRow, LiveView, ObjectiveStatus, Status
 
-ROW = ClassRow("interactive", 2.04, Promised(0.42, 1.0), Promised(0.061, 0.05, kept=False), 0.97, 3, 0.125)
+ROW = ClassRow(
+    "interactive", 2.04, ObjectiveStatus(0.42, 1.0), ObjectiveStatus(0.061, 0.05, kept=False), 0.97, 3, 0.125
+)
 STATUS = Status(
-    [ROW, ClassRow("batch", None, Promised(), Promised(target=0.05), None, 0, None)],
+    [ROW, ClassRow("batch", None, ObjectiveStatus(), ObjectiveStatus(target=0.05), None, 0, None)],
     1,
     2,
     4,
@@ -54,7 +56,7 @@ def test_plain_lines_are_few_and_only_when_something_changed():
 
 
 def test_a_target_that_grows_with_the_prompt_is_shown_whole():
-    longer = ClassRow("interactive", 1.0, Promised(2.4, 2.0, 3.0, kept=True), Promised(), 1.0, 0, 0.0)
+    longer = ClassRow("interactive", 1.0, ObjectiveStatus(2.4, 2.0, 3.0, kept=True), ObjectiveStatus(), 1.0, 0, 0.0)
     assert "TTFT 2.4s of 2s + 3s/1k, TPOT – of –" in shown([(0.0, Status([longer], 1, 1, 0, 0, 8, 64, "x"))])
 
 

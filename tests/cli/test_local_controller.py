@@ -60,52 +60,52 @@ def test_the_first_policy_carries_the_promise_and_leaves_the_knobs_alone():
 
 
 def test_knobs_follow_the_measured_step_time_and_stay_when_nothing_changes():
-    steering = LocalController(SLO, ENDPOINTS)
-    changed = steering.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], 10.0)
+    controller = LocalController(SLO, ENDPOINTS)
+    changed = controller.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], 10.0)
     assert changed is not None
     assert changed.revision == 2
     assert 1 <= changed.knobs.max_num_seqs < 64, "64 sequences at a millisecond each break 150 ms once prefill is added"
-    assert steering.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], 11.0) is None
+    assert controller.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], 11.0) is None
 
 
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
 def test_without_enforce_nothing_is_written(mode):
-    steering = LocalController(dataclasses.replace(SLO, mode=mode), ENDPOINTS)
-    assert steering.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], 10.0) is None
-    assert steering.policy().revision == 1
+    controller = LocalController(dataclasses.replace(SLO, mode=mode), ENDPOINTS)
+    assert controller.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], 10.0) is None
+    assert controller.policy().revision == 1
 
 
 def test_a_replica_without_a_mix_changes_nothing():
-    steering = LocalController(SLO, ENDPOINTS)
-    assert steering.observe({"replica-1": runtime(mix=None)}, gateway(0), ["replica-1"], 10.0) is None
-    assert "requests finished" in steering.status(["replica-1"], 10.0).note
+    controller = LocalController(SLO, ENDPOINTS)
+    assert controller.observe({"replica-1": runtime(mix=None)}, gateway(0), ["replica-1"], 10.0) is None
+    assert "requests finished" in controller.status(["replica-1"], 10.0).note
 
 
 def test_a_changed_promise_is_a_higher_revision_at_once():
-    steering = LocalController(SLO, ENDPOINTS)
-    first = steering.policy().revision
-    assert steering.adopt(dataclasses.replace(SLO, window=30.0)).revision == first + 1
+    controller = LocalController(SLO, ENDPOINTS)
+    first = controller.policy().revision
+    assert controller.adopt(dataclasses.replace(SLO, window=30.0)).revision == first + 1
 
 
 def test_knobs_follow_a_changed_promise_at_once_whatever_was_estimated_for_the_old_one():
-    steering = LocalController(SLO, ENDPOINTS)
+    controller = LocalController(SLO, ENDPOINTS)
     for second in range(10, 40):
-        steering.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], float(second))
-    before = steering.policy().knobs
+        controller.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], float(second))
+    before = controller.policy().knobs
     objectives = dataclasses.replace(SLO.objectives, tpot=TpotObjective(0.05))
     classes = tuple(dataclasses.replace(known, objectives=objectives) for known in SLO.classes)
-    steering.adopt(dataclasses.replace(SLO, classes=classes))
-    changed = steering.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], 40.0)
+    controller.adopt(dataclasses.replace(SLO, classes=classes))
+    changed = controller.observe({"replica-1": runtime()}, gateway(0), ["replica-1"], 40.0)
     assert changed is not None
     assert changed.knobs.max_num_seqs < before.max_num_seqs / 2
 
 
 def test_status_differences_the_books_and_knows_no_rate_before_two_looks():
-    steering = LocalController(SLO, ENDPOINTS)
-    steering.observe({"replica-1": runtime()}, gateway(100, attained=90, shed=10), ["replica-1"], 10.0)
-    assert steering.status(["replica-1"], 10.0).classes[0].rate is None
-    steering.observe({"replica-1": runtime()}, gateway(140, attained=120, shed=20), ["replica-1"], 20.0)
-    row = steering.status(["replica-1"], 20.0).classes[0]
+    controller = LocalController(SLO, ENDPOINTS)
+    controller.observe({"replica-1": runtime()}, gateway(100, attained=90, shed=10), ["replica-1"], 10.0)
+    assert controller.status(["replica-1"], 10.0).classes[0].rate is None
+    controller.observe({"replica-1": runtime()}, gateway(140, attained=120, shed=20), ["replica-1"], 20.0)
+    row = controller.status(["replica-1"], 20.0).classes[0]
     assert row.rate == pytest.approx(4.0)
     assert row.shed == pytest.approx(10 / 40)
     assert row.attainment == pytest.approx(30 / 40)
@@ -114,11 +114,11 @@ def test_status_differences_the_books_and_knows_no_rate_before_two_looks():
 
 
 def test_a_dead_replica_is_not_counted_as_ready():
-    steering = LocalController(SLO, ENDPOINTS)
-    steering.observe({"replica-1": runtime()}, None, ["replica-1"], 10.0)
-    assert steering.status(["replica-1"], 10.0).replicas_ready == 1
-    steering.observe({}, None, [], 11.0)
-    status = steering.status([], 11.0)
+    controller = LocalController(SLO, ENDPOINTS)
+    controller.observe({"replica-1": runtime()}, None, ["replica-1"], 10.0)
+    assert controller.status(["replica-1"], 10.0).replicas_ready == 1
+    controller.observe({}, None, [], 11.0)
+    status = controller.status([], 11.0)
     assert (status.replicas_ready, status.replicas, status.running) == (0, 1, 0)
 
 
@@ -127,21 +127,21 @@ def test_a_dead_replica_is_not_counted_as_ready():
 def test_a_revision_from_elsewhere_is_overtaken(mode, place):
     """Somebody edited the file: what is in force there now would be kept for good, since only higher revisions are
     taken."""
-    steering = LocalController(dataclasses.replace(SLO, mode=mode), ENDPOINTS)
+    controller = LocalController(dataclasses.replace(SLO, mode=mode), ENDPOINTS)
     found = Acknowledgement(1_000, "by hand", Knobs(1, 16), {}, 0.0)
     books = gateway(0)
     if place == "gateway":
         books = dataclasses.replace(books, pools=(dataclasses.replace(books.pools[0], policy=found),))
     report = runtime(policy=found if place == "replica" else None)
-    changed = steering.observe({"replica-1": report}, books, ["replica-1"], 10.0)
+    changed = controller.observe({"replica-1": report}, books, ["replica-1"], 10.0)
     assert changed is not None and changed.revision == 1_001
-    assert steering.observe({"replica-1": report}, books, ["replica-1"], 11.0) is None
+    assert controller.observe({"replica-1": report}, books, ["replica-1"], 11.0) is None
 
 
 def test_the_highest_revision_of_all_ends_nothing():
-    steering = LocalController(SLO, ENDPOINTS)
+    controller = LocalController(SLO, ENDPOINTS)
     report = runtime(policy=Acknowledgement(MAX_REVISION, "by hand", Knobs(1, 16), {}, 0.0))
-    changed = steering.observe({"replica-1": report}, gateway(0), ["replica-1"], 10.0)
+    changed = controller.observe({"replica-1": report}, gateway(0), ["replica-1"], 10.0)
     assert changed is not None and changed.revision == MAX_REVISION
-    assert steering.observe({"replica-1": report}, gateway(0), ["replica-1"], 11.0) is None
-    assert steering.adopt(SLO).revision == MAX_REVISION
+    assert controller.observe({"replica-1": report}, gateway(0), ["replica-1"], 11.0) is None
+    assert controller.adopt(SLO).revision == MAX_REVISION

@@ -21,7 +21,7 @@ def deployment(tmp_path):
 
 
 def target(deployment):
-    return next(known.objectives.tpot.target for known in deployment.steering.slo.classes)
+    return next(known.objectives.tpot.target for known in deployment.controller.slo.classes)
 
 
 @pytest.mark.parametrize("kind", ["nothing", "folder", "pipe", "link to itself", "half", "empty", "garbage"])

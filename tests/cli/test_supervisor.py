@@ -90,7 +90,7 @@ def test_a_child_that_hangs_is_ended_and_restarted_and_one_that_recovers_is_not(
         assert supervisor.end_hung([], float(now)) == []
     assert supervisor.end_hung(["replica 2"], 130.0) == []
     (told,) = supervisor.end_hung([], 131.0)
-    assert told.startswith("replica 1 has not been well for 31 s")
+    assert told.startswith("replica 1 has not been healthy for 31 s")
     assert gone(first) and slow.alive
     supervisor.check(131.0)
     assert supervisor.check(hung.restart_at) == ["replica 1 started again"]
