@@ -20,7 +20,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from headway_core.admission import Rule
+from headway_core.admission import RULES
+from headway_core.admission.rules import Moore, OpenAdmission, PredictedTtft
 from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
 from headway_sim.fifo import FifoConfig, FifoResult, run, works
 from headway_sim.optimum import most_on_time
@@ -36,7 +37,8 @@ PARTS = ("one-server", "drift", "replicas", "slots", "cycles")
 REPLICA_ARMS = (("conv", 3000, LOADS), ("code", 1600, LOADS), ("mooncake", 500, (0.9, 1.2)))
 """Trace, requests from its beginning, loads: schedulers are simulated iteration by iteration, so not the whole
 traces."""
-RULES = (Rule.OPEN, Rule.QUEUED_TOKENS, Rule.LITTLES_LAW, Rule.PREDICTION, Rule.MOORE)
+RISING = tuple(reversed(RULES.values()))
+"""The default last, for tables that rise towards it."""
 FILES = {"conv": "azure_2023_conv.csv", "code": "azure_2023_code.csv", "mooncake": "mooncake_conversation.jsonl"}
 SIZES = {"conv": 19_366, "code": 8_819, "mooncake": 12_031}
 GOALS = {"conv": (0.986, 0.97), "code": (0.97, 0.95)}
@@ -55,12 +57,11 @@ def one_server(family: str, trace: Sequence[TraceRequest]) -> dict[str, Any]:
     for load in LOADS:
         seconds, target = works(trace, load)
         best = len(most_on_time([one.at for one in trace], seconds, target)) / len(trace)
-        arms: dict[str, FifoResult] = {rule.value: run(trace, FifoConfig(load, rule)) for rule in RULES}
-        arms["moore, its queue alone"] = run(trace, FifoConfig(load, anticipate=False))
-        arms["prediction ±20%"] = run(trace, FifoConfig(load, Rule.PREDICTION, size_error=0.2, margin=0.05))
+        arms: dict[str, FifoResult] = {rule.name: run(trace, FifoConfig(load, rule)) for rule in RISING}
+        arms["moore, its queue alone"] = run(trace, FifoConfig(load, Moore(anticipate=False)))
+        arms["prediction ±20%"] = run(trace, FifoConfig(load, PredictedTtft(), size_error=0.2, margin=0.05))
         arms["moore ±20%"] = run(trace, FifoConfig(load, size_error=0.2, margin=0.05))
         arms["moore ±20% learned"] = run(trace, FifoConfig(load, size_error=0.2, margin=None))
-        arms["moore by tokens"] = run(trace, FifoConfig(load, by_tokens=True))
         total = sum(one.prompt_tokens for one in trace)
         row = {
             "load": load,
@@ -87,7 +88,7 @@ def one_server(family: str, trace: Sequence[TraceRequest]) -> dict[str, Any]:
 
 def print_one_server(family: str, source: str, figures: dict[str, Any]) -> None:
     print(f"\n### One server, {family} ({source}), target 10 × mean work: attainment over all offered, %\n")
-    rows, names = figures["rows"], [rule.value for rule in RULES]
+    rows, names = figures["rows"], [rule.name for rule in RISING]
     table(
         ["ρ", "optimum", *names],
         ([row["load"], percent(row["optimum"]), *percents(row["attainment"], names)] for row in rows),
@@ -96,12 +97,12 @@ def print_one_server(family: str, source: str, figures: dict[str, Any]) -> None:
     print("\nAs a share of the optimum, %:\n")
     table(["ρ", *names], ([row["load"], *percents(row["share of optimum"], names)] for row in rows))
     print("\nAttainment by prompt-length quartile (shortest first), %, and prompt tokens that were on time, %:\n")
-    names = ["prediction", "moore", "moore by tokens"]
+    names = ["prediction", "moore"]
     table(
         [
             "ρ",
             *names,
-            "tokens: prediction / moore / by tokens",
+            "tokens: prediction / moore",
             "moore: given up after waiting (of those, at their turn), and how long (target = 1)",
         ],
         (
@@ -133,10 +134,10 @@ def drift(trace: Sequence[TraceRequest]) -> dict[str, Any]:
     slowed = [second * (2 if index >= half else 1) for index, second in enumerate(seconds)]
     best = most_on_time([one.at for one in trace], slowed, target)
     rows = {}
-    for rule in RULES:
+    for rule in RISING:
         result = run(trace, FifoConfig(0.6, rule, margin=None, slowdown=2.0))
         served = [index for index in (*result.on_time, *result.late) if index >= half]
-        rows[rule.value] = {
+        rows[rule.name] = {
             "attainment after": len([index for index in result.on_time if index >= half]) / (len(trace) - half),
             "kept of admitted after": len([index for index in result.on_time if index >= half]) / max(1, len(served)),
         }
@@ -159,7 +160,7 @@ def replicas(family: str, trace: Sequence[TraceRequest], loads: Sequence[float])
     rows = []
     for load in loads:
         loaded = at_rate(trace, load * rate)
-        reports = {rule.value: SimulationReport.of(simulate(loaded, replace(config, rule=rule))) for rule in RULES}
+        reports = {rule.name: SimulationReport.of(simulate(loaded, replace(config, rule=rule))) for rule in RISING}
         rows.append({"load": load, "reports": {name: report.as_dict() for name, report in reports.items()}})
     return {"capacity tokens/s": tokens, "rows": rows}
 
@@ -203,11 +204,11 @@ def slots(requests: int) -> dict[str, Any]:
     trace = output_bound(requests, rate=4.0, prompt=300, mean_output=200)
     replica = ReplicaConfig(max_num_seqs=16, step_time=replace(ACCELERATOR, base=0.025))
     rows = {}
-    for rule in RULES:
+    for rule in RISING:
         outcome = simulate(trace, SimulationConfig(classes=(promise,), replica=replica, rule=rule, queue=UNBOUNDED))
         report = SimulationReport.of(outcome)
         told = [one.shed_at - one.arrival for one in outcome.attempts if one.shed_at is not None]
-        rows[rule.value] = {"report": report.as_dict(), "seconds until told": sum(told) / len(told) if told else None}
+        rows[rule.name] = {"report": report.as_dict(), "seconds until told": sum(told) / len(told) if told else None}
     return rows
 
 
@@ -224,11 +225,11 @@ def cycles(trace: Sequence[TraceRequest], seeds: int) -> list[dict[str, Any]]:
     for seed in range(seeds):
         arrivals = alternating(lengths, (2 * rate, 0.5 * rate), 10.0, 10, seed)
         row: dict[str, Any] = {"seed": seed, "capacity tokens/s": tokens}
-        for rule in (Rule.MOORE, Rule.PREDICTION):
-            row[rule.value] = asdict(
+        for rule in (Moore(), PredictedTtft()):
+            row[rule.name] = asdict(
                 CycleFigures.of(simulate(arrivals, replace(config, rule=rule, seed=seed)), 10.0, 10, tokens)
             )
-        opened = replace(config, rule=Rule.OPEN, queue=UNBOUNDED, retries=0, seed=seed)
+        opened = replace(config, rule=OpenAdmission(), queue=UNBOUNDED, retries=0, seed=seed)
         row["open"] = asdict(CycleFigures.of(simulate(arrivals, opened), 10.0, 10, tokens))
         rows.append(row)
     return rows

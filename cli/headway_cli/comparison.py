@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from headway_core.admission import QueueLimits, Rule
+from headway_core.admission import AdmissionRule, QueueLimits
+from headway_core.admission.rules import OpenAdmission
 from headway_core.contract.reports import RuntimeReport
 from headway_core.errors import InvalidInput
 from headway_core.planning.capacity import ReplicaCapacity, Targets, Workload, solve
@@ -39,7 +40,7 @@ class OneServer:
 
     optimum: float
     """Of whoever knows every arrival beforehand: exact."""
-    rules: dict[Rule, float]
+    rules: dict[AdmissionRule, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Comparison:
     trace: Sequence[TraceRequest]
     capacity: float
     """Prompt tokens per second that all replicas get through, decoders running."""
-    reports: dict[Rule, SimulationReport]
+    reports: dict[AdmissionRule, SimulationReport]
     one_server: OneServer | None
     """None: its optimum is exact for one TTFT target alone, which is not what was promised."""
 
@@ -107,7 +108,7 @@ def run(
     config: SimulationConfig,
     trace: Sequence[TraceRequest],
     rho: float | None,
-    rules: Sequence[Rule],
+    rules: Sequence[AdmissionRule],
     progress: Progress,
 ) -> Comparison:
     """Tries every rule on the same requests. `rho` None: at the trace's own pace.
@@ -121,9 +122,9 @@ def run(
         trace = at_rate(trace, rho * tokens / fmean(request.prompt_tokens for request in trace))
     reports = {}
     for rule in rules:
-        queue = UNBOUNDED if rule is Rule.OPEN else QueueLimits()
+        queue = UNBOUNDED if rule == OpenAdmission() else QueueLimits()
         arm = replace(config, rule=rule, queue=queue, drain=DRAIN)
-        reports[rule] = SimulationReport.of(simulate(trace, arm, lambda share, rule=rule: progress(rule.value, share)))  # type: ignore[misc]
+        reports[rule] = SimulationReport.of(simulate(trace, arm, lambda share, rule=rule: progress(rule.name, share)))  # type: ignore[misc]
     trial = Comparison(config, trace, tokens, reports, None)
     target = _one_target(config)
     if target is None or len(trace) > _MOST_FOR_OPTIMUM:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headway_core.admission import Rule
+from headway_core.admission import AdmissionRule
 from headway_core.contract import codec
 from headway_core.formatting import format_series, format_share
 from headway_sim.report import RunFigures, SimulationReport
@@ -40,8 +40,10 @@ def table(trial: Comparison) -> Table:
     return made
 
 
-def _groups(trial: Comparison, rule: Rule, report: SimulationReport, quartiles: bool) -> Mapping[str, RunFigures]:
-    groups = {rule.value: report.total}
+def _groups(
+    trial: Comparison, rule: AdmissionRule, report: SimulationReport, quartiles: bool
+) -> Mapping[str, RunFigures]:
+    groups = {rule.name: report.total}
     if len(report.classes) > 1:
         names = [known.name for known in trial.config.classes if known.name in report.classes]
         groups |= {f"  class {name}": report.classes[name] for name in names}
@@ -56,7 +58,7 @@ def remarks(trial: Comparison) -> list[str]:
     told = []
     if report.total.shed:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(report.total.shed.items()))
-        told.append(f"{rule.value} turned away: {reasons}")
+        told.append(f"{rule.name} turned away: {reasons}")
     if report.total.unschedulable:
         told.append(f"{report.total.unschedulable} requests can never fit into a replica's KV pool")
     error = report.error_admitted
@@ -81,7 +83,7 @@ def optimum_table(found: OneServer) -> Table:
         made.add_column(head, justify="left" if not made.columns else "right", no_wrap=True)
     for name, share in {
         "exact optimum": found.optimum,
-        **{rule.value: share for rule, share in found.rules.items()},
+        **{rule.name: share for rule, share in found.rules.items()},
     }.items():
         made.add_row(name, format_share(share), format_share(share / found.optimum if found.optimum else None))
     return made
@@ -99,11 +101,11 @@ def document(trial: Comparison) -> dict[str, object]:
         "prefillTokenBudget": replica.prefill_token_budget,
         "stepTime": codec.encode(replica.step_time),
         "classes": codec.encode(trial.config.classes),
-        "rules": {rule.value: report.as_dict() for rule, report in trial.reports.items()},
+        "rules": {rule.name: report.as_dict() for rule, report in trial.reports.items()},
         "oneServer": None
         if trial.one_server is None
         else {
             "optimum": trial.one_server.optimum,
-            "rules": {rule.value: share for rule, share in trial.one_server.rules.items()},
+            "rules": {rule.name: share for rule, share in trial.one_server.rules.items()},
         },
     }

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from headway_core.admission import Rule
+from headway_core.admission import RULES, AdmissionRule
 from headway_core.contract.reports import RuntimeReport
 from headway_core.errors import InvalidInput
 from headway_core.slo import PriorityClass
@@ -83,13 +83,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     policy.add_argument(
         "--rule",
-        choices=[rule.value for rule in Rule],
-        default=Rule.MOORE.value,
+        choices=tuple(RULES),
+        default=next(iter(RULES)),
         help="of the door (default: %(default)s)",
     )
     policy.add_argument(
         "--beside",
-        default=",".join(rule.value for rule in Rule),
+        default=",".join(RULES),
         metavar="RULE,...",
         help="rules to show beside it, or none (default: all of them)",
     )
@@ -150,7 +150,7 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def check(given: argparse.Namespace) -> list[Rule]:
+def check(given: argparse.Namespace) -> list[AdmissionRule]:
     """The rules to try, the chosen one first. Raises InvalidInput for what no simulation can do."""
     check_replica_options(given)
     check_result_file(given.json, "--json")
@@ -163,11 +163,10 @@ def check(given: argparse.Namespace) -> list[Rule]:
     if not 0 <= given.size_error < 1:
         raise InvalidInput(f"--size-error must be from 0 to below 1, not {given.size_error:g}")
     names = [] if given.beside == "none" else given.beside.split(",")
-    known = {rule.value: rule for rule in Rule}
     for name in names:
-        if name not in known:
-            raise InvalidInput(f"--beside {name!r}: the rules are {', '.join(known)}; or none")
-    return list(dict.fromkeys(known[name] for name in (given.rule, *names)))
+        if name not in RULES:
+            raise InvalidInput(f"--beside {name!r}: the rules are {', '.join(RULES)}; or none")
+    return list(dict.fromkeys(RULES[name] for name in (given.rule, *names)))
 
 
 def _replica(given: argparse.Namespace) -> RuntimeReport:

@@ -59,22 +59,6 @@ class LogHistogram:
                 return bucket_middle(index)
         raise AssertionError("the counts add up to the total")
 
-    def share_within(self, limit: float) -> float | None:
-        """The share of observations in buckets that lie wholly at or under `limit` seconds; None when nothing was
-        observed."""
-        total = self.total
-        if total == 0:
-            return None
-        last = bucket(limit)
-        return (
-            sum(
-                count
-                for index, count in self.counts.items()
-                if index < last or (index == last and _ends_at(last, limit))
-            )
-            / total
-        )
-
     def merge(self, other: Mapping[int, int]) -> None:
         """Adds the counts of another histogram."""
         for index, count in other.items():
@@ -83,8 +67,3 @@ class LogHistogram:
     def since(self, earlier: Mapping[int, int]) -> LogHistogram:
         """What was added after `earlier`, an older reading of the same histogram (never negative)."""
         return LogHistogram({i: n - earlier.get(i, 0) for i, n in self.counts.items() if n > earlier.get(i, 0)})
-
-
-def _ends_at(index: int, limit: float) -> bool:
-    upper = SMALLEST * GROWTH**index
-    return limit >= upper * (1 - 1e-9)

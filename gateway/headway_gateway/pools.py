@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 
 from headway_core.admission import (
+    RULES,
     AdmissionController,
     AdmissionQueue,
     Fleet,
@@ -14,7 +15,6 @@ from headway_core.admission import (
     PredictionSample,
     QueueLimits,
     Request,
-    Rule,
     TokenEstimator,
     prefix_chain,
 )
@@ -51,7 +51,7 @@ class ServedPool:
         self.admission = PoolAdmission(
             policy.classes,
             boot_id,
-            controller=AdmissionController(Rule(settings.rule)),
+            controller=AdmissionController(RULES[settings.rule]),
             queue=AdmissionQueue(limits),
             fleet=Fleet(boot_id, settings.poll_interval),
         )

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from headway_core.admission import RULES
 from headway_core.contract.http import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT
 from headway_core.contract.policy import Endpoint, Pool
-
-RULES = ("moore", "prediction", "littles-law", "queued-tokens", "open")
 
 _POOL_NAME = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 _ENDPOINT = re.compile(r"^(?P<host>\[[0-9A-Fa-f:.]+\]|[^][:/,\s]+)(:(?P<port>[0-9]+))?(/(?P<control>[0-9]+))?$")

@@ -16,7 +16,7 @@ from headway_core.admission.admission_queue import AdmissionQueue, QueueLimits
 from headway_core.admission.controller import AdmissionController
 from headway_core.admission.pool_load import PoolLoad, ReplicaLoad
 from headway_core.admission.request import Admit, Request, Shed
-from headway_core.admission.rules import Rule
+from headway_core.admission.rules import AdmissionRule, Moore
 from headway_core.slo import Objectives, PriorityClass, TtftObjective
 
 from headway_sim.traces import TraceRequest
@@ -31,16 +31,13 @@ class FifoConfig:
     """One run. `load` is ρ: arriving work per second of the server, by which C is set."""
 
     load: float
-    rule: Rule = Rule.MOORE
+    rule: AdmissionRule = Moore()
     target: float | None = None
     """Seconds that each request may take to the end of its work; None: `TARGET_OVER_WORK` times the mean work."""
     size_error: float = 0.0
     """Prompt lengths are known to ± this fraction, uniformly."""
     margin: float | None = 0.0
     """Fraction of the target to keep free; None: learned."""
-    by_tokens: bool = False
-    anticipate: bool = True
-    """Ask again at a request's turn whether those expected behind it are worth more; False: the queue alone decides."""
     slowdown: float = 1.0
     """From the middle of the trace on, work takes so many times longer, and C is learned again from what is seen."""
     seed: int = 0
@@ -99,13 +96,7 @@ class _Fifo:
         self.target = config.target if config.target is not None else usual
         self.rate = trace[0].prompt_tokens / self.works[0]
         self.slo = (PriorityClass("default", 0, Objectives(ttft=TtftObjective(self.target))),)
-        self.controller = AdmissionController(
-            config.rule,
-            margin=config.margin,
-            by_tokens=config.by_tokens,
-            anticipate=config.anticipate,
-            seed=config.seed,
-        )
+        self.controller = AdmissionController(config.rule, margin=config.margin, seed=config.seed)
         self.queue = AdmissionQueue(QueueLimits(_MANY, _MANY, float(_MANY)))
         self.result = FifoResult(len(trace))
         self.free_at = 0.0

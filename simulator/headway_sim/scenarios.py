@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from headway_core.admission import QueueLimits, Rule
+from headway_core.admission import QueueLimits
+from headway_core.admission.rules import OpenAdmission
 from headway_core.errors import InvalidInput
 
 from headway_sim.attempt import Attempt
@@ -54,7 +55,7 @@ def capacity(lengths: Sequence[TraceRequest], config: SimulationConfig, seconds:
 def _flooded(flood: Sequence[TraceRequest], config: SimulationConfig, until: float) -> SimulationRun:
     """The flood through an open door, to the instant `until`."""
     drain = until - flood[-1].at
-    return simulate(flood, replace(config, rule=Rule.OPEN, queue=UNBOUNDED, retries=0, slowdowns=(), drain=drain))
+    return simulate(flood, replace(config, rule=OpenAdmission(), queue=UNBOUNDED, retries=0, slowdowns=(), drain=drain))
 
 
 def alternating(
@@ -108,7 +109,6 @@ class CycleFigures:
     @classmethod
     def of(cls, run: SimulationRun, period: float, cycles: int, capacity: float) -> CycleFigures:
         """Of a run over `alternating` with two rates, the first of which is the overload."""
-
         end = 2 * period * cycles
 
         def overloaded(at: float) -> bool:
@@ -116,8 +116,6 @@ class CycleFigures:
 
         def between(at: float) -> bool:
             return at < end and int(at / period) % 2 == 1
-
-        end = 2 * period * cycles
 
         admitted = [attempt for attempt in run.attempts if attempt.admitted and overloaded(attempt.arrival)]
         served = [

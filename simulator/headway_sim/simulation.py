@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway_core.admission import (
+    RULES,
     AdmissionController,
     AdmissionQueue,
     AdmissionResult,
+    AdmissionRule,
     Dispatch,
     Fleet,
     PoolAdmission,
     PredictionSample,
     QueueLimits,
     Request,
-    Rule,
 )
 from headway_core.batching.plan import EventKind
 from headway_core.contract.reports import LoadHint, RuntimeReport
@@ -51,10 +52,9 @@ class SimulationConfig:
     replica: ReplicaConfig = ReplicaConfig()
     starts: tuple[float, ...] = ()
     """When further replicas come up."""
-    rule: Rule = Rule.MOORE
+    rule: AdmissionRule = RULES["moore"]
     margin: float | None = None
     """Fraction of the target to keep free; None: learned."""
-    by_tokens: bool = False
     size_error: float = 0.0
     """Prompt lengths are known at the door to ± this fraction."""
     queue: QueueLimits = QueueLimits()
@@ -118,9 +118,7 @@ class _Simulation:
         self.admission = PoolAdmission(
             config.classes,
             "gateway",
-            controller=AdmissionController(
-                config.rule, margin=config.margin, by_tokens=config.by_tokens, seed=config.seed
-            ),
+            controller=AdmissionController(config.rule, margin=config.margin, seed=config.seed),
             queue=AdmissionQueue(config.queue),
             fleet=Fleet("gateway", config.poll_interval),
         )

@@ -28,7 +28,6 @@ def test_bucket_edges_belong_to_the_bucket_below():
 
 def test_nothing_observed_is_unknown_not_zero():
     assert LogHistogram().quantile(0.95) is None
-    assert LogHistogram().share_within(1.0) is None
 
 
 def test_since_gives_what_was_added_and_merge_adds_it_back():
@@ -43,14 +42,6 @@ def test_since_gives_what_was_added_and_merge_adds_it_back():
     restored.merge(newer.counts)
     assert restored.counts == histogram.counts
     assert LogHistogram({1: 5}).since({1: 9}).total == 0
-
-
-def test_share_within_counts_whole_buckets_only():
-    histogram = LogHistogram()
-    for value in (0.1, 0.2, 0.4, 0.8):
-        histogram.add(value)
-    assert histogram.share_within(0.5) == pytest.approx(0.75)
-    assert histogram.share_within(0.05) == 0
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])

@@ -9,10 +9,10 @@ import socket
 import sys
 
 import pytest
-from headway_core.admission import Rule
+from headway_core.admission import RULES
 from headway_core.contract import documents, header_names, reports
 from headway_core.contract.policy import Endpoint, Pool
-from headway_gateway.settings import RULES, parse
+from headway_gateway.settings import parse
 
 COMMAND = (sys.executable, "-m", "headway_gateway", "--host", "127.0.0.1", "--poll-interval", "0.1")
 
@@ -184,7 +184,7 @@ def test_a_wrong_command_line_is_explained(arguments, words, capsys):
 def test_a_pool_is_a_name_and_places():
     given = parse(["--pool", "chat=a:1/2,[::1]:3,b", "--drain-seconds", "5"])
     assert given.pools == (Pool("chat", (Endpoint("a", 1, 2), Endpoint("::1", 3, 8001), Endpoint("b", 8000, 8001))),)
-    assert given.drain_seconds == 5.0 and given.rule == "moore" and tuple(rule.value for rule in Rule) == RULES
+    assert given.drain_seconds == 5.0 and given.rule == "moore" and given.rule in RULES
 
 
 async def test_a_taken_port_and_a_broken_key_file_are_explained(run, tmp_path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from headway_core.admission import Rule
+from headway_core.admission import RULES
+from headway_core.admission.rules import LittlesLaw, Moore, OpenAdmission, PredictedTtft, QueuedTokens
 from headway_sim.fifo import FifoConfig, run, works
 from headway_sim.optimum import most_on_time
 from headway_sim.synthetic import synthetic
@@ -22,13 +23,13 @@ def test_moore_comes_close_to_the_optimum_and_the_plain_rules_do_not(family: str
     trace = synthetic(family, 2000, seed=3)
     for load in (0.9, 2.0):
         best = optimum(trace, load)
-        found = {rule: run(trace, FifoConfig(load, rule)).attainment for rule in Rule}
-        assert best >= found[Rule.MOORE] > found[Rule.PREDICTION] > found[Rule.QUEUED_TOKENS] > found[Rule.OPEN]
-        assert found[Rule.PREDICTION] > found[Rule.LITTLES_LAW] > found[Rule.OPEN]
-        assert found[Rule.MOORE] >= share * best
+        found = {rule: run(trace, FifoConfig(load, rule)).attainment for rule in RULES.values()}
+        assert best >= found[Moore()] > found[PredictedTtft()] > found[QueuedTokens()] > found[OpenAdmission()]
+        assert found[PredictedTtft()] > found[LittlesLaw()] > found[OpenAdmission()]
+        assert found[Moore()] >= share * best
         assert run(trace, FifoConfig(load, size_error=0.2, margin=0.05)).attainment >= roughly * best
         assert run(trace, FifoConfig(load, size_error=0.2, margin=None)).attainment >= roughly * best, "learned margin"
-        assert found[Rule.PREDICTION] < 0.97 * best or load < 1
+        assert found[PredictedTtft()] < 0.97 * best or load < 1
 
 
 def test_looking_ahead_at_a_turn_gains_where_more_is_offered_than_fits_and_costs_nothing_elsewhere() -> None:
@@ -36,7 +37,7 @@ def test_looking_ahead_at_a_turn_gains_where_more_is_offered_than_fits_and_costs
     for family, seed in (("conv", 1), ("conv", 2), ("code", 1)):
         trace = synthetic(family, 1500, seed=seed)
         for load in (0.5, 2.0):
-            ahead, behind = (run(trace, FifoConfig(load, anticipate=look)) for look in (True, False))
+            ahead, behind = (run(trace, FifoConfig(load, rule=Moore(anticipate=look))) for look in (True, False))
             assert not ahead.late
             assert len(ahead.on_time) <= round(optimum(trace, load) * len(trace))
             if load < 1:
@@ -79,18 +80,6 @@ def test_what_it_costs_is_shown_by_prompt_length() -> None:
     assert not result.late, "with sizes known exactly nobody who is served is late"
 
 
-def test_weighed_by_tokens_longer_prompts_are_served_and_no_fewer_tokens() -> None:
-    trace = synthetic("conv", 2000, seed=5)
-    by_count, by_tokens = (run(trace, FifoConfig(2.0, by_tokens=weigh)) for weigh in (False, True))
-
-    def tokens(result) -> int:
-        return sum(trace[index].prompt_tokens for index in result.on_time)
-
-    assert tokens(by_tokens) >= tokens(by_count)
-    assert by_tokens.by_quartile(trace)[3] > 1.5 * by_count.by_quartile(trace)[3]
-    assert by_tokens.attainment < by_count.attainment
-
-
 def test_when_the_server_becomes_half_as_fast_promises_are_kept_after_a_moment() -> None:
     trace = synthetic("conv", 2000, seed=6)
     result = run(trace, FifoConfig(0.6, margin=None, slowdown=2.0))
@@ -99,5 +88,5 @@ def test_when_the_server_becomes_half_as_fast_promises_are_kept_after_a_moment()
     assert len(late_half) < 0.03 * len(served_half)
     assert len(served_half) > 0.8 * optimum(trace, 1.2) * 1000
     assert len(
-        [index for index in run(trace, FifoConfig(0.6, Rule.OPEN, slowdown=2.0)).on_time if index >= 1000]
+        [index for index in run(trace, FifoConfig(0.6, OpenAdmission(), slowdown=2.0)).on_time if index >= 1000]
     ) < 0.4 * len(served_half)

@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from headway_core.admission import Rule
+from headway_core.admission import RULES, AdmissionRule
+from headway_core.admission.rules import Moore, OpenAdmission, PredictedTtft, QueuedTokens
 from headway_core.errors import InvalidInput
 from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
 from headway_sim.replica import ACCELERATOR, ReplicaConfig
@@ -43,7 +44,7 @@ def test_an_overload_that_comes_and_goes() -> None:
     trace = alternating(lengths, (2 * rate, 0.5 * rate), period=10.0, cycles=10, seed=9)
     closed = CycleFigures.of(simulate(trace, config), 10.0, 10, tokens)
     opened = CycleFigures.of(
-        simulate(trace, replace(config, rule=Rule.OPEN, queue=UNBOUNDED, retries=0)), 10.0, 10, tokens
+        simulate(trace, replace(config, rule=OpenAdmission(), queue=UNBOUNDED, retries=0)), 10.0, 10, tokens
     )
     assert closed.admitted_kept >= 0.95
     assert closed.work >= 0.9
@@ -58,10 +59,10 @@ def test_the_rules_rank_before_replicas_as_they_do_before_one_server() -> None:
     config = SimulationConfig(classes=(CLASS,), replica=REPLICA, replicas=2, seed=2, queue=UNBOUNDED)
     rate = capacity(lengths * 2, config) * len(lengths) / sum(one.prompt_tokens for one in lengths)
     trace = at_rate(lengths, 1.5 * rate)
-    reports = {rule: SimulationReport.of(simulate(trace, replace(config, rule=rule))) for rule in Rule}
+    reports = {rule: SimulationReport.of(simulate(trace, replace(config, rule=rule))) for rule in RULES.values()}
     kept = {rule: report.total.ttft_attainment or 0.0 for rule, report in reports.items()}
-    assert kept[Rule.MOORE] > kept[Rule.PREDICTION] > kept[Rule.QUEUED_TOKENS] > kept[Rule.OPEN]
-    moore = reports[Rule.MOORE]
+    assert kept[Moore()] > kept[PredictedTtft()] > kept[QueuedTokens()] > kept[OpenAdmission()]
+    moore = reports[Moore()]
     assert moore.total.slo_met is not None
     assert moore.total.slo_met >= 0.97
     # Everything that is promised is reported: quartiles, classes, signed errors of both kinds.
@@ -127,15 +128,15 @@ def test_where_answers_are_long_the_wait_is_for_slots_and_newcomers_learn_it_at_
     trace = output_bound(400, rate=4.0, prompt=300, mean_output=200, seed=4)
     config = SimulationConfig(classes=(CLASS,), replica=replica, queue=UNBOUNDED)
 
-    def told_after(rule: Rule) -> tuple[float, float]:
+    def told_after(rule: AdmissionRule) -> tuple[float, float]:
         attempts = simulate(trace, replace(config, rule=rule)).attempts
         shed = [one.shed_at - one.arrival for one in attempts if one.shed_at is not None]
         return sum(shed) / max(1, len(shed)), sum(one.ttft_kept for one in attempts) / len(attempts)
 
-    slots, kept = told_after(Rule.MOORE)
-    prefill_only, _ = told_after(Rule.QUEUED_TOKENS)
-    _, opened = told_after(Rule.OPEN)
-    _, predicted = told_after(Rule.PREDICTION)
+    slots, kept = told_after(Moore())
+    prefill_only, _ = told_after(QueuedTokens())
+    _, opened = told_after(OpenAdmission())
+    _, predicted = told_after(PredictedTtft())
     assert kept > 0.6
     assert kept >= predicted - 0.005
     assert opened < 0.3
@@ -151,7 +152,7 @@ def test_when_replicas_become_half_as_fast_those_admitted_keep_their_promise() -
     middle = trace[-1].at / 2
     slowed = SimulationReport.of(simulate(trace, replace(config, slowdowns=((middle, 2.0),))))
     opened = SimulationReport.of(
-        simulate(trace, replace(config, slowdowns=((middle, 2.0),), rule=Rule.OPEN, queue=UNBOUNDED))
+        simulate(trace, replace(config, slowdowns=((middle, 2.0),), rule=OpenAdmission(), queue=UNBOUNDED))
     )
     assert slowed.total.slo_met is not None
     assert slowed.total.slo_met > 0.95

@@ -46,13 +46,15 @@ from headway_core.admission.pool_load import PoolLoad, ReplicaLoad
 from headway_core.admission.prefixes import PrefixIndex, prefix_chain
 from headway_core.admission.request import Admit, Decision, Prediction, Request, Shed, Wait
 from headway_core.admission.results import AdmissionResult, Dispatch, PredictionSample
-from headway_core.admission.rules import Rule
+from headway_core.admission.rules import RULES, AdmissionRule
 from headway_core.admission.token_estimator import TokenEstimator
 
 __all__ = [
+    "RULES",
     "AdmissionController",
     "AdmissionQueue",
     "AdmissionResult",
+    "AdmissionRule",
     "Admit",
     "Decision",
     "Dispatch",
@@ -66,7 +68,6 @@ __all__ = [
     "QueueLimits",
     "ReplicaLoad",
     "Request",
-    "Rule",
     "Shed",
     "TokenEstimator",
     "Wait",

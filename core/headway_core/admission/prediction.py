@@ -32,8 +32,6 @@ class Late(NamedTuple):
 
     place: int
     """Its index among those that were laid out."""
-    late_by: float
-    """Seconds."""
     prediction: Prediction
 
 
@@ -41,11 +39,11 @@ def predict(request: Request, replica: ReplicaLoad) -> Prediction:
     """What the request meets if it is sent to this replica now, with `request.cached_tokens` of its prompt in the cache
     there."""
     ahead = replica.backlog_at(request.priority)
-    seats = replica.waiting_at(request.priority) + 1 - replica.slots_at(request.priority)
+    slots = replica.waiting_at(request.priority) + 1 - replica.slots_at(request.priority)
     blocks = ahead / replica.block_size + replica.blocks(request) - replica.free_blocks
     return Prediction(
         prefill_wait=_over(ahead, replica.prefill_rate),
-        slot_wait=_over(seats, replica.completion_rate),
+        slot_wait=_over(slots, replica.completion_rate),
         block_wait=0.0 if replica.idle else _over(blocks, replica.block_release_rate),
         own=_over(request.uncached_tokens, replica.prefill_rate),
         iteration=replica.iteration or 0.0,
@@ -75,10 +73,11 @@ class Forecast:
         self._idle = any(replica.idle for replica in replicas)
         self._block_size = replicas[0].block_size if replicas else 1
         self._level: int | None = None
-        self._seats = 0.0
+        self._slots = 0.0
         self._queued = 0
         self._blocks = 0.0
-        self._stretch = 1.0
+        self._slowdown = 1.0
+        """By how much higher classes' expected work lengthens a wait: 1 / the fraction of the pool that they leave."""
 
     def add(self, request: Request) -> Prediction:
         """The prediction for `request`, after all that were added before it."""
@@ -94,27 +93,32 @@ class Forecast:
         self._blocks += 1 + tokens // self._block_size
         return self._prediction(ready, own)
 
+    def skip(self, requests: Iterable[Request]) -> None:
+        """Adds `requests` without asking whether they are late."""
+        self.first_late(requests, -math.inf, _no_margin)
+
     def first_late(self, requests: Iterable[Request], now: float, margins: Margins) -> Late | None:
         """Adds `requests` until one would miss its deadline less its margin; None: all are in time, as far as is known.
 
-        An unknown wait counts as none: the true figure is that or more. The same figures as `add`, without an object
-        for each: this is the part of a decision that grows with the queue.
+        An unknown wait counts as none: the true wait is that or more. The arithmetic is that of `add`, without an
+        object for each request, since this is the part of a decision that grows with the queue. The test
+        `test_the_first_late_one_is_the_first_whose_own_prediction_is_late` compares it with `add`.
         """
         since = now + self._iteration
-        per_seat = 1.0 / self._completions if self._completions else 0.0
+        per_slot = 1.0 / self._completions if self._completions else 0.0
         per_block = 1.0 / self._releases if self._releases else 0.0
         size, free = self._block_size, self._free_blocks
+        heap, slowdown, slots = self._ready, self._slowdown, self._slots
+        idle = self._idle and not self._queued
         level: int | None = None
         target: float | None = None
-        margin = ready = own = per_token = 0.0
-        replica = -1
+        margin = ready = own = 0.0
         for index, request in enumerate(requests):
             if request.priority != level or request.target != target:
                 if request.priority != self._level:
                     self._descend(request.priority)
+                    heap, slowdown, slots = self._ready, self._slowdown, self._slots
                 level, target, margin = request.priority, request.target, margins(request)
-                heap, stretch, seats = self._ready, self._stretch, self._seats
-                idle = self._idle and not self._queued
             tokens = request.uncached_tokens
             if heap:
                 ready, replica, per_token = heap[0]
@@ -122,22 +126,21 @@ class Forecast:
                 heapreplace(heap, (ready + own, replica, per_token))
             self._queued = queued = self._queued + 1
             self._blocks = blocks = self._blocks + 1 + tokens // size
-            wait = ready * stretch
-            if (seat := (queued - seats) * stretch * per_seat) > wait:
-                wait = seat
-            if (block := (blocks - free) * per_block) > wait and not idle:
-                wait = block
+            wait = ready * slowdown
+            if (slot_wait := (queued - slots) * slowdown * per_slot) > wait:
+                wait = slot_wait
+            if (block_wait := (blocks - free) * per_block) > wait and not idle:
+                wait = block_wait
             idle = False
             if since + wait + own - request.deadline + margin > TOLERANCE:
-                late_by = since + wait + own - request.deadline + margin
-                return Late(index, late_by, self._prediction(ready if heap else None, own if heap else None))
+                return Late(index, self._prediction(ready if heap else None, own if heap else None))
         return None
 
     def _prediction(self, ready: float | None, own: float | None) -> Prediction:
         """Of the request that was added last, which found a replica `ready` after so many seconds."""
         return Prediction(
-            prefill_wait=None if ready is None else ready * self._stretch,
-            slot_wait=_over((self._queued - self._seats) * self._stretch, self._completions),
+            prefill_wait=None if ready is None else ready * self._slowdown,
+            slot_wait=_over((self._queued - self._slots) * self._slowdown, self._completions),
             block_wait=0.0
             if self._idle and self._queued == 1
             else _over(self._blocks - self._free_blocks, self._releases),
@@ -153,9 +156,9 @@ class Forecast:
             for ready, index, per_token in self._ready
         ]
         heapify(self._ready)
-        self._seats = sum([replica.slots_at(priority) - replica.waiting_at(priority) for replica in replicas])
+        self._slots = sum([replica.slots_at(priority) - replica.waiting_at(priority) for replica in replicas])
         self._blocks += sum([_between(replica.backlog, priority, above) for replica in replicas]) / self._block_size
-        self._stretch = 1.0 / left_for(priority, self._load, self._shares)
+        self._slowdown = 1.0 / left_for(priority, self._load, self._shares)
         self._level = priority
 
 
@@ -168,9 +171,9 @@ def left_for(priority: int, load: PoolLoad, shares: Mapping[int, float]) -> floa
 
 def behind(ahead: Iterable[Request], request: Request, load: PoolLoad, shares: Mapping[int, float]) -> Prediction:
     """The prediction of `request` alone, behind all of `ahead`."""
-    laid_out = Forecast(load, shares)
-    laid_out.first_late(ahead, -math.inf, _no_margin)
-    return laid_out.add(request)
+    forecast = Forecast(load, shares)
+    forecast.skip(ahead)
+    return forecast.add(request)
 
 
 def with_cached(request: Request, tokens: int) -> Request:
@@ -188,7 +191,7 @@ def _over(amount: float, rate: float | None) -> float | None:
 
 
 def _between(backlog: Mapping[int, float], low: int, above: int | None) -> float:
-    return sum(tokens for rank, tokens in backlog.items() if rank >= low and (above is None or rank < above))
+    return sum(tokens for level, tokens in backlog.items() if level >= low and (above is None or level < above))
 
 
 def _no_margin(_request: Request) -> float:

@@ -40,18 +40,6 @@ class PredictionErrors:
             self._margins.clear()
             self._least = math.inf
 
-    @property
-    def samples(self) -> int:
-        """Comparisons remembered."""
-        return len(self._errors)
-
-    @property
-    def mean_error(self) -> float | None:
-        """Mean of predicted - actual, seconds; None before the first comparison."""
-        if not self._errors:
-            return None
-        return sum(predicted - actual for predicted, actual in self._errors) / len(self._errors)
-
     def margin(self, target: float) -> float:
         """Seconds to keep free before `target`; 0 until `MIN_SAMPLES` comparisons were made.
 

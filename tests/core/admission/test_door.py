@@ -6,12 +6,21 @@ import random
 import time
 
 import pytest
-from headway_core.admission import AdmissionController, AdmissionQueue, Fleet, PoolAdmission, QueueLimits, Rule
+from headway_core.admission import (
+    RULES,
+    AdmissionController,
+    AdmissionQueue,
+    AdmissionRule,
+    Fleet,
+    PoolAdmission,
+    QueueLimits,
+)
+from headway_core.admission.rules import Moore
 from headway_core.contract.header_names import ShedReason
 from headway_core.contract.reports import ClassLoad, ReplicaState
 
 
-def admission_of(*classes, rule: Rule = Rule.MOORE, limits: QueueLimits = QueueLimits()) -> PoolAdmission:
+def admission_of(*classes, rule: AdmissionRule = Moore(), limits: QueueLimits = QueueLimits()) -> PoolAdmission:
     return PoolAdmission(
         classes,
         "gw",
@@ -21,7 +30,7 @@ def admission_of(*classes, rule: Rule = Rule.MOORE, limits: QueueLimits = QueueL
     )
 
 
-@pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.parametrize("rule", list(RULES.values()))
 def test_every_offered_request_is_answered_once_and_nothing_is_left_behind(
     priority_class, request_of, report, rule
 ) -> None:

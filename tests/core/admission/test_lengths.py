@@ -7,9 +7,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from headway_core.admission import AdmissionController, Rule
+from headway_core.admission import RULES, AdmissionController, AdmissionRule
 from headway_core.admission.offered_lengths import OfferedLengths
-from headway_core.admission.rules import not_worth_starting
+from headway_core.admission.rules import Moore
+from headway_core.admission.rules.moore import not_worth_starting
 from headway_core.contract.header_names import ShedReason
 
 
@@ -57,7 +58,7 @@ def overloaded(priority_class, request_of):
     """A controller that was offered twice what 1,000 tokens/s carry (lengths up to 1,300 fit), its class, and the
     instant."""
 
-    def make(rule: Rule = Rule.MOORE, priority: int = 0, **options):
+    def make(rule: AdmissionRule = Moore(), priority: int = 0, **options):
         slo = priority_class(priority, 10.0)
         admission = AdmissionController(rule, margin=0.0, **options)
         for index in range(1000):
@@ -92,7 +93,7 @@ def test_a_long_one_is_refused_at_its_turn_only_when_the_queue_is_nearly_full(ov
 
 @pytest.mark.parametrize(
     "options",
-    [{"anticipate": False}, {"by_tokens": True}, *({"rule": rule} for rule in Rule if rule is not Rule.MOORE)],
+    [{"rule": Moore(anticipate=False)}, *({"rule": rule} for rule in RULES.values() if rule != Moore())],
 )
 def test_only_moores_rule_looks_ahead_and_only_where_requests_count_alike(
     overloaded, request_of, busy, options
