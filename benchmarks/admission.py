@@ -25,9 +25,9 @@ from headway_core.admission.rules import Moore, OpenAdmission, PredictedTtft
 from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
 from headway_sim.fifo import FifoConfig, FifoResult, run, works
 from headway_sim.optimum import most_on_time
-from headway_sim.replica import ACCELERATOR, ReplicaConfig
 from headway_sim.report import SimulationReport
 from headway_sim.scenarios import UNBOUNDED, CycleFigures, alternating, capacity, output_bound
+from headway_sim.simulated_replica import ACCELERATOR, ReplicaConfig
 from headway_sim.simulation import SimulationConfig, simulate
 from headway_sim.synthetic import synthetic
 from headway_sim.traces import TraceRequest, at_rate, read

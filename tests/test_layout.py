@@ -1,5 +1,6 @@
 """The house itself: what must not stand where, so that later work fits in without moving walls."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from headway_core import __version__
 
 ROOT = Path(__file__).parent.parent
+MOST_MODULES_AT_THE_ROOT = 15
 PACKAGES = ["core", "gateway", "gpu_runtime", "operator", "simulator", "cli"]
 
 
@@ -57,3 +59,43 @@ def test_there_is_one_version():
     assert re.findall(r"^(?:appV|v)ersion: \"?([^\"\n]+)", chart, re.MULTILINE) == [__version__, __version__]
     for image in (ROOT / "docker").glob("*.Dockerfile"):
         assert re.findall(r"headway/\w+:(\S+)", image.read_text()) == [__version__]
+
+
+def test_the_core_imports_the_standard_library_only():
+    allowed = {*sys.stdlib_module_names, "headway_core"}
+    strangers = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in (ROOT / "core").rglob("*.py")
+        for name in imported(path.read_text())
+        if name not in allowed
+    ]
+    assert strangers == []
+
+
+def test_imports_are_found_wherever_they_stand():
+    source = "import os.path, numpy\nfrom . import slo\ndef f():\n    from torch.nn import Linear\n"
+    assert imported(source) == ["os", "numpy", "headway_core", "torch"]
+
+
+def imported(source):
+    """The top-level names of the packages that `source`, a module of the core, imports."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name.partition(".")[0] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append("headway_core" if node.level else (node.module or "").partition(".")[0])
+    return found
+
+
+def test_the_runtime_is_understood_from_its_folders():
+    """Its parts are folders, one for each process and what both share; at the root is what starts them."""
+    runtime = ROOT / "gpu_runtime" / "headway_runtime"
+    assert {path.name for path in runtime.iterdir() if path.is_dir() and path.name != "__pycache__"} == {
+        "server",
+        "text",
+        "ipc",
+        "engine",
+        "model",
+    }
+    assert len(list(runtime.glob("*.py"))) <= MOST_MODULES_AT_THE_ROOT

@@ -15,9 +15,9 @@ from headway_core.planning.capacity import ReplicaCapacity, Targets, Workload, s
 from headway_core.slo import PriorityClass
 from headway_sim import fifo
 from headway_sim.optimum import most_on_time
-from headway_sim.replica import ReplicaConfig
 from headway_sim.report import SimulationReport
 from headway_sim.scenarios import UNBOUNDED, capacity
+from headway_sim.simulated_replica import ReplicaConfig
 from headway_sim.simulation import SimulationConfig, simulate
 from headway_sim.traces import MOONCAKE_BLOCK, TraceRequest, at_rate, mean_rate
 

@@ -13,7 +13,7 @@ from headway_core.admission import RULES, AdmissionRule
 from headway_core.contract.reports import RuntimeReport
 from headway_core.errors import InvalidInput
 from headway_core.slo import PriorityClass
-from headway_sim.replica import ACCELERATOR, POLICIES
+from headway_sim.simulated_replica import ACCELERATOR, POLICIES
 from headway_sim.simulation import DEFAULT_CLASS, SimulationConfig
 from headway_sim.traces import mean_rate
 from rich.console import Console

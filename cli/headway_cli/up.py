@@ -23,7 +23,7 @@ from headway_core.errors import InvalidInput
 from headway_cli.live_view import LiveView
 from headway_cli.local_controller import LocalController
 from headway_cli.policy_writer import PolicyWriter, write_policy
-from headway_cli.reports import gateway_report, runtime_reports
+from headway_cli.report_poller import gateway_report, runtime_reports
 from headway_cli.slo_file import read_slo
 from headway_cli.supervisor import START_LIMIT, Child, Supervisor, free_port
 from headway_cli.up_settings import UpSettings

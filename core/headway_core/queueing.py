@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class CustomerStream:
     """One stream of customers and its service time: arrivals per second λ, E[S] in seconds, E[S²] in seconds²."""
 
     rate: float
@@ -70,12 +70,12 @@ def kingman_bound(rate: float, mean: float, arrival_cv: float, service_cv: float
     return math.inf if rho >= 1 else rate * ((arrival_cv / rate) ** 2 + (service_cv * mean) ** 2) / (2 * (1 - rho))
 
 
-def mg1_wait(stream: Service) -> float:
+def mg1_wait(stream: CustomerStream) -> float:
     """Mean wait in an M/G/1 queue, first come first served: λ·E[S²] / (2·(1-ρ)) (Pollaczek 1930, Khinchine 1932)."""
     return mg1_priority_waits((stream,))[0]
 
 
-def mg1_priority_waits(streams: Sequence[Service]) -> tuple[float, ...]:
+def mg1_priority_waits(streams: Sequence[CustomerStream]) -> tuple[float, ...]:
     """Mean wait of each class in an M/G/1 queue with non-preemptive priorities (Cobham, Operations Research 2, 1954).
 
     `streams` from the highest class to the lowest. W_k = R / ((1-σ_{k-1})·(1-σ_k)) with R = Σ λ_i·E[S_i²] / 2 over all
@@ -93,7 +93,7 @@ def mg1_priority_waits(streams: Sequence[Service]) -> tuple[float, ...]:
     return tuple(waits)
 
 
-def _residual(streams: Sequence[Service]) -> float:
+def _residual(streams: Sequence[CustomerStream]) -> float:
     """Mean time left of the service that an arrival finds: each class with the share of time that it really gets."""
     left, residual = 1.0, 0.0
     for stream in streams:

@@ -1,7 +1,8 @@
 """`simulate`: a trace through the real door and the real schedulers, under a virtual clock.
 
 The gateway side is `headway_core.admission.PoolAdmission`, asked exactly as a gateway asks it; the replicas are
-`replica.SimReplica`. Between them lies half a round trip each way. Load reports are polled, and ride on responses.
+`simulated_replica.SimulatedReplica`. Between them lies half a round trip each way. Load reports are polled, and ride on
+responses.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from headway_core.errors import Unschedulable
 from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
 
 from headway_sim.attempt import Attempt
-from headway_sim.replica import ReplicaConfig, SimReplica
+from headway_sim.simulated_replica import ReplicaConfig, SimulatedReplica
 from headway_sim.traces import MOONCAKE_BLOCK, TraceRequest
 
 TICK = 0.01
@@ -122,7 +123,7 @@ class _Simulation:
             queue=AdmissionQueue(config.queue),
             fleet=Fleet("gateway", config.poll_interval),
         )
-        self.replicas: dict[str, SimReplica] = {}
+        self.replicas: dict[str, SimulatedReplica] = {}
         self.attempts: list[Attempt] = []
         self.comparisons: list[PredictionSample] = []
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -232,7 +233,7 @@ class _Simulation:
     # ------------------------------------------------------------ replicas
 
     def _start_replica(self, now: float) -> None:
-        replica = SimReplica(f"replica-{len(self.replicas)}", self.config.replica, self._slowdown)
+        replica = SimulatedReplica(f"replica-{len(self.replicas)}", self.config.replica, self._slowdown)
         self.replicas[replica.name] = replica
         self._report(replica.report(now), now)
         self._at(now + self.config.poll_interval, self._poll, replica)
@@ -242,7 +243,7 @@ class _Simulation:
         for replica in self.replicas.values():
             replica.slowdown = factor
 
-    def _poll(self, replica: SimReplica, now: float) -> None:
+    def _poll(self, replica: SimulatedReplica, now: float) -> None:
         report = replica.report(now)
         self._at(now + self.config.round_trip / 2, self._report, report)
         self._at(now + self.config.poll_interval, self._poll, replica)
@@ -262,12 +263,12 @@ class _Simulation:
             return
         self._begin(replica, now)
 
-    def _begin(self, replica: SimReplica, now: float) -> None:
+    def _begin(self, replica: SimulatedReplica, now: float) -> None:
         ends = replica.begin(now)
         if ends is not None:
             self._at(ends, self._iteration, replica)
 
-    def _iteration(self, replica: SimReplica, now: float) -> None:
+    def _iteration(self, replica: SimulatedReplica, now: float) -> None:
         seen = now + self.config.round_trip / 2
         events = replica.end(now)
         for event in events:

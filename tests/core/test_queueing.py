@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from headway_core.queueing import (
-    Service,
+    CustomerStream,
     kingman_bound,
     kingman_wait,
     little_number,
@@ -58,7 +58,7 @@ def exponential(mean: float) -> Draw:
 
 def test_cobham_matches_simulated_priorities() -> None:
     mean, deterministic = 0.2, 0.5
-    streams = [Service(1.5, mean, 2 * mean**2), Service(1.0, deterministic, deterministic**2)]
+    streams = [CustomerStream(1.5, mean, 2 * mean**2), CustomerStream(1.0, deterministic, deterministic**2)]
     waits, waiting = simulate(
         [(exponential(1 / 1.5), exponential(mean)), (exponential(1.0), lambda _: deterministic)], 60_000, seed=1
     )
@@ -72,7 +72,7 @@ def test_cobham_matches_simulated_priorities() -> None:
 
 def test_kingman_matches_mg1_and_bounds_a_bursty_queue() -> None:
     rate, mean = 1.6, 0.5
-    assert kingman_wait(rate, mean, 1.0, 1.0) == pytest.approx(mg1_wait(Service(rate, mean, 2 * mean**2)))
+    assert kingman_wait(rate, mean, 1.0, 1.0) == pytest.approx(mg1_wait(CustomerStream(rate, mean, 2 * mean**2)))
     # Hyperexponential gaps: nine short ones to a long one.
     short, long = 0.2, 0.625 * 10 - 0.2 * 9
 
@@ -88,12 +88,12 @@ def test_kingman_matches_mg1_and_bounds_a_bursty_queue() -> None:
 
 
 def test_an_overloaded_class_waits_for_ever_and_leaves_those_above_it_finite() -> None:
-    high, low = Service(1.0, 0.4, 0.32), Service(2.0, 0.5, 0.25)
+    high, low = CustomerStream(1.0, 0.4, 0.32), CustomerStream(2.0, 0.5, 0.25)
     first, second = mg1_priority_waits([high, low])
     assert second == math.inf
     # The server is always busy: 40% with the high class, the rest with the low one.
     assert first == pytest.approx((0.4 * 0.32 / 0.8 + 0.6 * 0.25 / 1.0) / 0.6)
-    assert mg1_wait(Service(2.0, 0.5, 0.5)) == math.inf
+    assert mg1_wait(CustomerStream(2.0, 0.5, 0.5)) == math.inf
     assert kingman_wait(2.0, 0.5, 1, 1) == math.inf == kingman_bound(2.0, 0.5, 1, 1)
 
 
@@ -107,10 +107,10 @@ def test_little_says_nothing_waits_where_nobody_is_and_for_ever_where_nobody_lea
 @pytest.mark.parametrize(
     "broken",
     [
-        lambda: Service(-1, 1, 1),
-        lambda: Service(1, 0, 1),
-        lambda: Service(1, 2, 3),
-        lambda: Service(1, 1, math.inf),
+        lambda: CustomerStream(-1, 1, 1),
+        lambda: CustomerStream(1, 0, 1),
+        lambda: CustomerStream(1, 2, 3),
+        lambda: CustomerStream(1, 1, math.inf),
         lambda: little_wait(-1, 1),
         lambda: little_number(1, math.nan),
         lambda: kingman_wait(1, 0.5, -1, 1),

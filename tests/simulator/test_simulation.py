@@ -10,9 +10,9 @@ from headway_core.admission import RULES, AdmissionRule
 from headway_core.admission.rules import Moore, OpenAdmission, PredictedTtft, QueuedTokens
 from headway_core.errors import InvalidInput
 from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
-from headway_sim.replica import ACCELERATOR, ReplicaConfig
 from headway_sim.report import SimulationReport
 from headway_sim.scenarios import UNBOUNDED, CycleFigures, alternating, capacity, output_bound
+from headway_sim.simulated_replica import ACCELERATOR, ReplicaConfig
 from headway_sim.simulation import SimulationConfig, simulate
 from headway_sim.synthetic import synthetic
 from headway_sim.traces import TraceRequest, at_rate

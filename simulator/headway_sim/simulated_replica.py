@@ -73,7 +73,7 @@ class _Running:
 
 
 @dataclass(slots=True)
-class SimReplica:
+class SimulatedReplica:
     """Drives one scheduler. `begin` an iteration, and `end` it at the instant that `begin` returned."""
 
     name: str
