@@ -118,7 +118,7 @@ class Control(asyncio.Protocol):
             seq=Control.seq,
             at=time.time(),
             state=ReplicaState.READY,
-            capacity=EngineLimits(many, 8192, 131_072, 16, many),
+            limits=EngineLimits(many, 8192, 131_072, 16, many),
             effective=Knobs(many, 8192),
             free_slots=many,
             free_blocks=many,

@@ -110,7 +110,7 @@ def _measured(child: Child, url: str) -> RuntimeReport | None:
 
 def in_words(report: RuntimeReport) -> list[str]:
     """What was measured, for people."""
-    model, limits = report.step_time, report.capacity
+    model, limits = report.step_time, report.limits
     if model is None:
         return [f"{report.model}: nothing was measured (--no-calibration)"]
     line = fit_line(model, limits)

@@ -70,7 +70,7 @@ def configured(
     Raises:
         InvalidInput: it has not measured its step time yet.
     """
-    model, limits = report.step_time, report.capacity
+    model, limits = report.step_time, report.limits
     if model is None:
         raise InvalidInput(
             f"replica {report.replica} has not measured its step time: {report.message or 'it is still starting'}"

@@ -96,7 +96,7 @@ def on_paper(step_time: StepTimeReport, kv_tokens: int = _LARGE_KV) -> RuntimeRe
         seq=1,
         at=0.0,
         state=ReplicaState.READY,
-        capacity=EngineLimits(MAX_NUM_SEQS, budget, kv_tokens, BLOCK_SIZE, kv_tokens // BLOCK_SIZE),
+        limits=EngineLimits(MAX_NUM_SEQS, budget, kv_tokens, BLOCK_SIZE, kv_tokens // BLOCK_SIZE),
         effective=Knobs(),
         step_time=step_time,
     )
@@ -104,14 +104,14 @@ def on_paper(step_time: StepTimeReport, kv_tokens: int = _LARGE_KV) -> RuntimeRe
 
 def with_limits(report: RuntimeReport, given: argparse.Namespace) -> RuntimeReport:
     """The report with the limits that the command line names instead of its own."""
-    capacity, effective = report.capacity, report.effective
+    limits, effective = report.limits, report.effective
     return replace(
         report,
-        capacity=replace(
-            capacity,
-            max_num_seqs=given.max_num_seqs or capacity.max_num_seqs,
-            prefill_token_budget=given.prefill_token_budget or capacity.prefill_token_budget,
-            total_blocks=-(-given.kv_tokens // capacity.block_size) if given.kv_tokens else capacity.total_blocks,
+        limits=replace(
+            limits,
+            max_num_seqs=given.max_num_seqs or limits.max_num_seqs,
+            prefill_token_budget=given.prefill_token_budget or limits.prefill_token_budget,
+            total_blocks=-(-given.kv_tokens // limits.block_size) if given.kv_tokens else limits.total_blocks,
         ),
         effective=Knobs(
             given.max_num_seqs or effective.max_num_seqs,

@@ -186,7 +186,7 @@ class SimulatedReplica:
             seq=self._seq,
             at=now,
             state=ReplicaState.READY,
-            capacity=EngineLimits(
+            limits=EngineLimits(
                 max_num_seqs=config.max_num_seqs,
                 prefill_token_budget=config.prefill_token_budget,
                 max_model_len=config.num_blocks * config.block_size,

@@ -76,6 +76,6 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(words, messag
 
 def test_a_replica_on_paper_prefills_as_much_as_half_a_second_holds():
     limits = [
-        on_paper(parse_coefficients(f"0.1,{b},0.002,0")).capacity.prefill_token_budget for b in (0.01, 0.001, 0.00001)
+        on_paper(parse_coefficients(f"0.1,{b},0.002,0")).limits.prefill_token_budget for b in (0.01, 0.001, 0.00001)
     ]
     assert limits == [64, 400, 8192]

@@ -31,7 +31,7 @@ def runtime(**changes):
         seq=1,
         at=0.0,
         state=ReplicaState.READY,
-        capacity=EngineLimits(64, 512, 2048, 16, 4096),
+        limits=EngineLimits(64, 512, 2048, 16, 4096),
         effective=Knobs(64, 512),
         running=3,
         step_time=StepTimeReport(0.02, 0.001, 0.001, 1e-6, 0.0, 0.001, 16, 500, 64, 512, 0.05),

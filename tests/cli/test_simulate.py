@@ -97,7 +97,7 @@ def test_classes_are_judged_by_their_own_promise_and_knobs_come_from_the_planner
 
 def test_knobs_and_memory_of_a_load_report_are_those_simulated(tmp_path):
     report = on_paper(parse_coefficients(COEFFICIENTS))
-    report = replace(report, capacity=EngineLimits(32, 1024, 4096, 24, 40), effective=Knobs(7, 96))
+    report = replace(report, limits=EngineLimits(32, 1024, 4096, 24, 40), effective=Knobs(7, 96))
     file = tmp_path / "replica.json"
     file.write_text(dump(report))
     run = simulated(tmp_path, "--from", str(file), "--requests", "50", "--beside", "none", "--rate", "1")

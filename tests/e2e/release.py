@@ -143,7 +143,7 @@ class Release:
     def _unsettled_runtimes(self) -> Iterator[str]:
         for name, report in self.runtimes().items():
             found = (report.running, report.waiting, report.free_blocks, report.free_slots)
-            wanted = (0, 0, report.capacity.total_blocks, report.effective.max_num_seqs)
+            wanted = (0, 0, report.limits.total_blocks, report.effective.max_num_seqs)
             if found != wanted:
                 yield f"{name} has (running, waiting, free blocks, free slots) {found}, not {wanted}"
 

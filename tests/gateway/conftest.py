@@ -111,7 +111,7 @@ class StubRuntime:
             seq=self.seq,
             at=time.time(),
             state=self.state,
-            capacity=EngineLimits(min(self.slots, 4096), 2048, 131_072, 16, 1_000_000),
+            limits=EngineLimits(min(self.slots, 4096), 2048, 131_072, 16, 1_000_000),
             effective=Knobs(min(self.slots, 4096), 2048),
             running=self.running,
             waiting=waiting,

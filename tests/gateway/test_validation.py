@@ -216,7 +216,7 @@ async def test_what_no_replica_can_hold_is_not_told_to_come_back(start_gateway, 
     """The stubs are so slow that the door sheds whatever is long; only what fits some time may be told so."""
     stub = stub_runtime(prefill_rate=1.0)
     gateway = await start_gateway(stub)
-    longest = stub.report().capacity.max_model_len
+    longest = stub.report().limits.max_model_len
     too_long = [[5] * longest, [[5], [5] * longest]]
     for prompt in too_long:
         reply = await gateway.ask(stream=stream, prompt=prompt)

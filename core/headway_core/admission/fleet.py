@@ -109,7 +109,7 @@ class Fleet:
 
     def longest(self) -> int | None:
         """Tokens that a prompt and its answer may have together where most fit; None while nobody has said so."""
-        return max((known.report.capacity.max_model_len for known in self._replicas.values()), default=0) or None
+        return max((known.report.limits.max_model_len for known in self._replicas.values()), default=0) or None
 
     def in_flight(self, replica: str) -> int:
         """Requests that this gateway has open there."""
@@ -234,7 +234,7 @@ class Fleet:
         backlog = dict(known.backlog)
         _drain(backlog, (report.prefill_rate or 0.0) * max(0.0, known.received + age - known.clock))
         finished = max(float(known.ended), (report.completion_rate or 0.0) * age if report.free_slots <= 0 else 0.0)
-        budget = report.effective.prefill_token_budget or report.capacity.prefill_token_budget
+        budget = report.effective.prefill_token_budget or report.limits.prefill_token_budget
         return ReplicaLoad(
             replica=name,
             backlog=backlog,
@@ -242,7 +242,7 @@ class Fleet:
             running={load.priority: load.running for load in report.classes},
             free_slots=report.free_slots + finished,
             free_blocks=report.free_blocks,
-            block_size=report.capacity.block_size,
+            block_size=report.limits.block_size,
             budget=budget,
             prefill_rate=report.prefill_rate or None,
             completion_rate=report.completion_rate or None,

@@ -99,7 +99,7 @@ class RuntimeReport:
     at: float
     """Wall clock of the replica, epoch seconds: for people. Age is counted from receipt."""
     state: ReplicaState
-    capacity: EngineLimits
+    limits: EngineLimits
     effective: Knobs
     """The knobs in force now, whatever set them."""
     policy: Acknowledgement | None = None

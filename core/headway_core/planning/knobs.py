@@ -107,18 +107,18 @@ def estimate(replicas: Sequence[ObservedReplica], slo: ServingSLO, current: Knob
         tried = MeasuredRange(
             max(
                 seen.sequences,
-                float(current.max_num_seqs or report.effective.max_num_seqs or report.capacity.max_num_seqs),
+                float(current.max_num_seqs or report.effective.max_num_seqs or report.limits.max_num_seqs),
             ),
             max(
                 seen.prefill_tokens,
                 float(
                     current.prefill_token_budget
                     or report.effective.prefill_token_budget
-                    or report.capacity.prefill_token_budget
+                    or report.limits.prefill_token_budget
                 ),
             ),
         )
-        answer = solve(model, load, targets, report.capacity, bounds=slo.bounds, measured=tried)
+        answer = solve(model, load, targets, report.limits, bounds=slo.bounds, measured=tried)
         if isinstance(answer, Unreachable):
             refused.append(answer)
             continue
@@ -126,7 +126,7 @@ def estimate(replicas: Sequence[ObservedReplica], slo: ServingSLO, current: Knob
         if answer.sequences <= seen.sequences and answer.budget <= seen.prefill_tokens:
             cautious.append(answer.rate)
             continue
-        careful = solve(model, load, targets, report.capacity, bounds=slo.bounds, measured=seen)
+        careful = solve(model, load, targets, report.limits, bounds=slo.bounds, measured=seen)
         if isinstance(careful, ReplicaCapacity):
             cautious.append(careful.rate)
     if len(refused) >= len(found):

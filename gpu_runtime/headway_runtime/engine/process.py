@@ -84,7 +84,7 @@ class EngineLoop:
             tell(f"serving without our own kernels, which is slower: {reason}")
         model = StepTimeModel()
         budget = _calibrate(settings, runner, model, num_blocks, max_model_len, tell)
-        self.capacity = EngineLimits(settings.max_num_seqs, budget, max_model_len, settings.block_size, num_blocks)
+        self.limits = EngineLimits(settings.max_num_seqs, budget, max_model_len, settings.block_size, num_blocks)
         limits = Limits(settings.max_num_seqs, budget)
         scheduler = Scheduler(
             num_blocks=num_blocks,
@@ -102,7 +102,7 @@ class EngineLoop:
             prefix_caching=settings.prefix_caching,
             stretch=None if settings.pace is None else Pace.parse(settings.pace).stretch,
         )
-        self._books = EngineStats(scheduler, model, self.capacity)
+        self._books = EngineStats(scheduler, model, self.limits)
         self._runner = runner
         self._log: IO[str] | None = None
         if settings.iteration_log is not None:
@@ -113,7 +113,7 @@ class EngineLoop:
     def ready(self) -> Ready:
         """What the server needs to know."""
         return Ready(
-            self.capacity, self._runner.vocab_size, tuple(sorted(self._runner.eos_ids)), self._runner.kv_bytes_per_token
+            self.limits, self._runner.vocab_size, tuple(sorted(self._runner.eos_ids)), self._runner.kv_bytes_per_token
         )
 
     def run(self, link: EngineChannel) -> None:

@@ -110,7 +110,7 @@ class Commands:
 class Ready:
     """The engine's first message: what it was started with and what the server needs to check requests."""
 
-    capacity: EngineLimits
+    limits: EngineLimits
     vocab_size: int
     eos_ids: tuple[int, ...]
     kv_bytes_per_token: int
@@ -118,7 +118,7 @@ class Ready:
     def pack(self) -> dict[str, Any]:
         """As a map for the link."""
         return {
-            "capacity": astuple(self.capacity),
+            "limits": astuple(self.limits),
             "vocab_size": self.vocab_size,
             "eos_ids": list(self.eos_ids),
             "kv_bytes_per_token": self.kv_bytes_per_token,
@@ -128,7 +128,7 @@ class Ready:
     def unpack(cls, data: Mapping[str, Any]) -> Ready:
         """The inverse of `pack`."""
         return cls(
-            EngineLimits(*data["capacity"]), data["vocab_size"], tuple(data["eos_ids"]), data["kv_bytes_per_token"]
+            EngineLimits(*data["limits"]), data["vocab_size"], tuple(data["eos_ids"]), data["kv_bytes_per_token"]
         )
 
 

@@ -33,7 +33,7 @@ class PromptEncoder:
     def set_model(self, ready: Ready) -> None:
         """Takes the vocabulary and the length limit from the engine."""
         self._vocab_size = ready.vocab_size
-        self._max_model_len = min(ready.capacity.max_model_len, ready.capacity.total_blocks * ready.capacity.block_size)
+        self._max_model_len = min(ready.limits.max_model_len, ready.limits.total_blocks * ready.limits.block_size)
 
     def encode(self, request: GenerationRequest) -> list[TokenIds]:
         """The token ids of each prompt. Raises RequestError for one that cannot be encoded, is empty or too long."""

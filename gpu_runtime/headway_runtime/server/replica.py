@@ -133,7 +133,7 @@ class Replica:
     @property
     def max_model_len(self) -> int | None:
         """Longest prompt plus output; None before the engine is up."""
-        return None if self.engine.ready is None else self.engine.ready.capacity.max_model_len
+        return None if self.engine.ready is None else self.engine.ready.limits.max_model_len
 
     def check_accepting(self) -> None:
         """Raises ApiError (503) unless new requests are accepted."""
@@ -283,12 +283,12 @@ class Replica:
         if report.elapsed is not None:
             self.metrics.observe_step(report.elapsed, report.predicted)
         if report.load is not None and self.engine.ready is not None:
-            self.metrics.set_load(report.load, self.engine.ready.capacity.total_blocks)
+            self.metrics.set_load(report.load, self.engine.ready.limits.total_blocks)
 
     def _apply_policy(self, policy: Policy) -> None:
         if self.engine.ready is None:
             return
-        effective, self._clamped_by = clamp(policy.knobs, self.engine.ready.capacity)
+        effective, self._clamped_by = clamp(policy.knobs, self.engine.ready.limits)
         self.metrics.set_classes(priority_class.name for priority_class in policy.classes)
         if effective.max_num_seqs is not None and effective.prefill_token_budget is not None:
             self.engine.set_limits(Limits(effective.max_num_seqs, effective.prefill_token_budget))

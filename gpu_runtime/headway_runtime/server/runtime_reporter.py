@@ -62,7 +62,7 @@ class RuntimeReporter:
     ) -> RuntimeReport:
         """The whole report. Before the engine is ready it has no load."""
         self._seq += 1
-        capacity = ready.capacity if ready is not None else _NOTHING
+        limits = ready.limits if ready is not None else _NOTHING
         bare = RuntimeReport(
             replica=self._replica,
             pool=self._pool,
@@ -71,7 +71,7 @@ class RuntimeReporter:
             seq=self._seq,
             at=at,
             state=state,
-            capacity=capacity,
+            limits=limits,
             effective=Knobs(),
             policy=policy,
             cordoned=cordoned,

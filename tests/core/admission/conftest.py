@@ -91,7 +91,7 @@ def report() -> MakeReport:
             seq=next(numbers),
             at=0.0,
             state=ReplicaState.READY,
-            capacity=EngineLimits(
+            limits=EngineLimits(
                 max_num_seqs=8, prefill_token_budget=512, max_model_len=32_768, block_size=16, total_blocks=10_000
             ),
             effective=Knobs(),

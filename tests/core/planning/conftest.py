@@ -40,7 +40,7 @@ def replica(name="pod-0", phase=Phase.READY, age=1.0, note="", **changes):
         seq=1,
         at=0.0,
         state=ReplicaState.READY,
-        capacity=CAPACITY,
+        limits=CAPACITY,
         effective=START,
         step_time=MODEL,
         mix=MIX,
@@ -80,7 +80,7 @@ def make():
     return SimpleNamespace(
         model=MODEL,
         mix=MIX,
-        capacity=CAPACITY,
+        limits=CAPACITY,
         start=START,
         slo=slo,
         replica=replica,

@@ -24,7 +24,7 @@ class Fleet:
         self.make, self.slo, self.noise = make, slo, noise
         self.random = random.Random(seed)
         load = Workload.of([make.mix])
-        self.one = solve(make.model, load, Targets(0.05, 2.0), make.capacity)
+        self.one = solve(make.model, load, Targets(0.05, 2.0), make.limits)
         self.policy = make.policy(slo, Knobs(self.one.max_num_seqs, self.one.prefill_token_budget))
         self.pods = {f"pod-{index}": -START_UP for index in range(replicas)}
         self.born = replicas

@@ -21,7 +21,7 @@ def condition(decision, kind):
 @pytest.fixture
 def best(make):
     """What one replica of `make` carries."""
-    return solve(make.model, Workload.of([make.mix]), Targets(0.05, 2.0), make.capacity)
+    return solve(make.model, Workload.of([make.mix]), Targets(0.05, 2.0), make.limits)
 
 
 @pytest.fixture

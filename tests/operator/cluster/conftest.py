@@ -155,7 +155,7 @@ class World:
         """Seconds until a runtime is ready; between two looks of the kubelet."""
         self.delay = 0.0
         """Seconds that every pod takes to report."""
-        self.model, self.mix, self.capacity = MODEL, MIX, CAPACITY
+        self.model, self.mix, self.limits = MODEL, MIX, CAPACITY
         self.silent, self.garbage, self.deaf, self.stuck = set(), set(), set(), {}
         """Pods that do not answer; that answer nonsense; that never read a policy; that fail to start, with the reason
         why."""
@@ -474,8 +474,8 @@ class World:
         policy = self.policies.get(name)
         knobs = policy.knobs if policy else Knobs()
         effective = Knobs(
-            min(knobs.max_num_seqs or self.capacity.max_num_seqs, self.capacity.max_num_seqs),
-            min(knobs.prefill_token_budget or self.capacity.prefill_token_budget, self.capacity.prefill_token_budget),
+            min(knobs.max_num_seqs or self.limits.max_num_seqs, self.limits.max_num_seqs),
+            min(knobs.prefill_token_budget or self.limits.prefill_token_budget, self.limits.prefill_token_budget),
         )
         answer = (
             Acknowledgement(policy.revision, policy.slo_uid, effective, self.clamped, 0.0, self.refusal)
@@ -505,7 +505,7 @@ class World:
             seq=1,
             at=time.time(),
             state=ReplicaState.READY,
-            capacity=self.capacity,
+            limits=self.limits,
             effective=effective,
             policy=answer,
             running=self.running.get(name, 0),

@@ -156,15 +156,15 @@ def test_promises_that_cannot_be_kept_or_are_not(world):
 def test_what_binds_a_replica_is_named(world):
     cell(world)
     world.wait_condition("Feasible", "True", "BoundByTPOT")
-    roomy = world.capacity
+    roomy = world.limits
     for capacity, reason in (
         (dataclasses.replace(roomy, total_blocks=200), "BoundByKVBlocks"),
         (dataclasses.replace(roomy, max_num_seqs=9), "BoundByStartUpCapacity"),
         (dataclasses.replace(roomy, prefill_token_budget=32), "BoundByPrefillTokenBudget"),
     ):
-        world.capacity = capacity
+        world.limits = capacity
         world.wait_condition("Feasible", "True", reason)
-    world.capacity = roomy
+    world.limits = roomy
     world.edit({"spec": {"bounds": {"maxNumSeqs": {"max": 5}}}})
     assert "spec.bounds.maxNumSeqs.max is 5" in world.wait_condition("Feasible", "True", "BoundBySpecBounds")
     world.wait(lambda: world.policy().knobs.max_num_seqs == 5, "the bound is in force")

@@ -95,7 +95,7 @@ class Runtime:
 
     def is_idle(self):
         report = self.load()
-        return (report.running, report.waiting, report.free_blocks) == (0, 0, report.capacity.total_blocks) and report
+        return (report.running, report.waiting, report.free_blocks) == (0, 0, report.limits.total_blocks) and report
 
     def assert_idle(self, seconds=30.0):
         """Nothing runs, nothing waits, every block is free or reusable."""

@@ -18,8 +18,8 @@ from headway_core.contract.reports import ReplicaState
 def test_the_report_says_what_the_replica_is(runtime):
     report = runtime.load()
     assert (report.model, report.pool, report.state) == ("tiny", "default", ReplicaState.READY)
-    assert (report.capacity.max_num_seqs, report.capacity.prefill_token_budget) == (8, 64)
-    assert (report.capacity.max_model_len, report.capacity.total_blocks, report.capacity.block_size) == (4096, 1024, 32)
+    assert (report.limits.max_num_seqs, report.limits.prefill_token_budget) == (8, 64)
+    assert (report.limits.max_model_len, report.limits.total_blocks, report.limits.block_size) == (4096, 1024, 32)
     assert runtime.client.get(f"{runtime.url}/v1/models").json()["data"][0]["max_model_len"] == 4096
     assert report.policy is None and report.free_slots == 8
     assert runtime.load().seq > report.seq and runtime.load().boot_id == report.boot_id

@@ -115,7 +115,7 @@ async def watch(runtime, session, peaks):
     while True:
         async with session.get(f"{runtime.control}/load") as answer:
             report = json.loads(await answer.read())
-        peaks.append(1 - report["freeBlocks"] / report["capacity"]["totalBlocks"])
+        peaks.append(1 - report["freeBlocks"] / report["limits"]["totalBlocks"])
         await asyncio.sleep(0.05)
 
 

@@ -58,7 +58,7 @@ def test_what_the_engine_has_not_taken_in_yet_is_waiting_all_the_same():
 
 def test_before_the_engine_is_up_nothing_is_claimed():
     told = report(RuntimeReporter("r", "p", "m"), state=ReplicaState.STARTING, ready=None, load=None, message="loading")
-    assert (told.state, told.message, told.capacity.total_blocks, told.prefill_rate, told.effective) == (
+    assert (told.state, told.message, told.limits.total_blocks, told.prefill_rate, told.effective) == (
         ReplicaState.STARTING,
         "loading",
         0,
