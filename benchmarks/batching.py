@@ -15,10 +15,11 @@ from collections.abc import Callable
 from statistics import median
 
 from headway_core.batching import iteration_builder
-from headway_core.batching.plan import ItemResult, IterationPlan, IterationResult, IterationShape, Limits
+from headway_core.batching.plan import ItemResult, IterationPlan, IterationResult, IterationShape
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.scheduling_policies import PriorityPreemptive
 from headway_core.batching.sequence import Sequence
+from headway_core.contract.policy import Knobs
 
 Request = tuple[float, int, int]
 """Arrival in seconds, prompt tokens, output tokens."""
@@ -39,7 +40,7 @@ def result_of(plan: IterationPlan) -> IterationResult:
 def cost(running: int, waiting: int = 1000) -> tuple[float, float]:
     """Median CPU microseconds of `schedule` and of `complete` with so many decodes running and others waiting for a
     slot."""
-    scheduler = Scheduler(num_blocks=100_000, block_size=16, limits=Limits(running, 1_000_000))
+    scheduler = Scheduler(num_blocks=100_000, block_size=16, knobs=Knobs(running, 1_000_000))
     for number in range(running + waiting):
         scheduler.add(Sequence(number, 0, 0.0, 100, max_tokens=2000), 0.0)
     times: tuple[list[int], list[int]] = ([], [])
@@ -57,10 +58,10 @@ def cost(running: int, waiting: int = 1000) -> tuple[float, float]:
     return median(times[0]) / 1000, median(times[1]) / 1000
 
 
-def serve(requests: list[Request], num_blocks: int, limits: Limits) -> tuple[float, int, int]:
+def serve(requests: list[Request], num_blocks: int, knobs: Knobs) -> tuple[float, int, int]:
     """Simulated seconds, preemptions and recomputed tokens of serving these requests."""
     scheduler = Scheduler(
-        num_blocks=num_blocks, block_size=16, limits=limits, policy=PriorityPreemptive(), prefix_caching=False
+        num_blocks=num_blocks, block_size=16, knobs=knobs, policy=PriorityPreemptive(), prefix_caching=False
     )
     waiting = sorted(requests, reverse=True)
     now, number = 0.0, 0
@@ -108,7 +109,7 @@ def main() -> None:
     for name, (num_blocks, requests) in SCENARIOS.items():
         for reserve in (True, False):
             iteration_builder.IterationBuilder._headroom = kept if reserve else (lambda *_: 0)  # type: ignore[method-assign]
-            runs = [serve(requests(random.Random(seed)), num_blocks, Limits(64, 256)) for seed in range(5)]
+            runs = [serve(requests(random.Random(seed)), num_blocks, Knobs(64, 256)) for seed in range(5)]
             time_taken, preemptions, recomputed = (median(column) for column in zip(*runs, strict=True))
             print(
                 f"  {name:50} {'with   ' if reserve else 'without'} {time_taken:7.1f} s {preemptions:5.0f} "

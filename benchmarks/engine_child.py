@@ -28,8 +28,9 @@ Serve = Callable[[Requests], list[int]]
 def headway(model: str) -> Serve:
     """The engine as the runtime's process runs it, without the socket."""
     import numpy as np
-    from headway_core.batching.plan import Limits
     from headway_core.batching.scheduler import Scheduler
+    from headway_core.contract.policy import Knobs
+    from headway_core.contract.reports import EngineLimits
     from headway_core.latency import StepTimeModel
     from headway_runtime.engine.engine import Engine
     from headway_runtime.ipc.messages import AddSequence
@@ -37,12 +38,8 @@ def headway(model: str) -> Serve:
     from headway_runtime.model.checkpoint import open_checkpoint
     from headway_runtime.model.model_runner import ModelRunner
 
-    block_size, rows, length, limits = (
-        32,
-        48,
-        1024,
-        Limits(48, 512),
-    )  # 512 is what the runtime's own budget becomes at most on a CPU
+    block_size, rows, length = 32, 48, 1024
+    budget = 512  # what the runtime's own budget becomes at most on a CPU
     num_blocks = rows * length // block_size
     checkpoint = open_checkpoint(Path(model), "float32")
     runner = ModelRunner(
@@ -58,10 +55,11 @@ def headway(model: str) -> Serve:
     gc.freeze()
 
     def serve(requests: Requests) -> list[int]:
-        scheduler = Scheduler(num_blocks=num_blocks, block_size=block_size, limits=limits, prefix_caching=False)
-        engine = Engine(
-            runner, scheduler, StepTimeModel(), block_size=block_size, capacity=limits, prefix_caching=False
+        scheduler = Scheduler(
+            num_blocks=num_blocks, block_size=block_size, knobs=Knobs(rows, budget), prefix_caching=False
         )
+        limits = EngineLimits(rows, budget, length, block_size, num_blocks)
+        engine = Engine(runner, scheduler, StepTimeModel(), limits=limits, prefix_caching=False)
         for number, (prompt, tokens) in enumerate(requests):
             params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=tokens)
             engine.add(AddSequence(number, 0, 0.0, None, b"", np.array(prompt, dtype=np.int32), tokens, params), 0.0)

@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
         "e·context tokens seconds",
     )
     engine.add_argument(
-        "--iteration-log", metavar="FILE", help="append one JSON line per iteration: shape, limits, seconds"
+        "--iteration-log", metavar="FILE", help="append one JSON line per iteration: shape, knobs, seconds"
     )
 
     control = top.add_argument_group("control")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from headway_core.batching.plan import Event, ItemResult, IterationPlan, IterationResult, Limits
+from headway_core.batching.plan import Event, ItemResult, IterationPlan, IterationResult
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.scheduler_load import SchedulerLoad
 from headway_core.batching.scheduling_policies import (
@@ -94,7 +94,7 @@ class SimulatedReplica:
         self._scheduler = Scheduler(
             num_blocks=self.config.num_blocks,
             block_size=self.config.block_size,
-            limits=Limits(self.config.max_num_seqs, self.config.prefill_token_budget),
+            knobs=Knobs(self.config.max_num_seqs, self.config.prefill_token_budget),
             policy=_policy(self.config.policy, self._model),
             prefix_caching=self.config.prefix_caching,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Listing
 
-from headway_core.batching.plan import IterationPlan, IterationShape, Limits, PlanItem
+from headway_core.batching.plan import IterationPlan, IterationShape, PlanItem
 from headway_core.batching.preemption import victim_for_growth, victims_for_start
 from headway_core.batching.scheduler_state import SchedulerState
 from headway_core.batching.scheduling_policies import IterationView, SchedulingPolicy
@@ -20,11 +20,18 @@ class IterationBuilder:
     """Books are changed while it is drawn up, so a draft is always carried through to `plan`."""
 
     def __init__(
-        self, books: SchedulerState, policy: SchedulingPolicy, limits: Limits, plan_id: int, now: float
+        self,
+        books: SchedulerState,
+        policy: SchedulingPolicy,
+        max_num_seqs: int,
+        prefill_token_budget: int,
+        plan_id: int,
+        now: float,
     ) -> None:
         self._books = books
         self._policy = policy
-        self._limits = limits
+        self._max_num_seqs = max_num_seqs
+        self._prefill_token_budget = prefill_token_budget
         self._plan_id = plan_id
         self._now = now
         self._decodes: dict[int, PlanItem] = {}
@@ -103,7 +110,7 @@ class IterationBuilder:
                 row = self._try_to_start(seq)
                 if row is not None:
                     left -= self._add_chunk(seq, row, left, tuple(seq.blocks))
-                elif seq.promoted and books.running >= self._limits.max_num_seqs:
+                elif seq.promoted and books.running >= self._max_num_seqs:
                     at += 1  # It waits for a slot; those that exchange one do not take it from it.
                 else:
                     may_start = False
@@ -117,13 +124,13 @@ class IterationBuilder:
         first = self._books.waiting.at(0)
         begins_new = not partials or (first is not None and first[0] < self._policy.order(partials[0]))
         view = IterationView(
-            limits=self._limits,
+            prefill_token_budget=self._prefill_token_budget,
             decode_rows=len(self._decodes),
             context_tokens=_context(self._decodes.values()),
             prefill_start=0 if begins_new else partials[0].num_computed + partials[0].num_inflight,
             deadlines=self._books.deadlines,
         )
-        return max(1, min(self._limits.prefill_token_budget, self._policy.budget(view, self._now)))
+        return max(1, min(self._prefill_token_budget, self._policy.budget(view, self._now)))
 
     def _add_chunk(self, seq: Sequence, row: int, most: int, new_blocks: tuple[int, ...]) -> int:
         """The next chunk of a running prefill, at most this many tokens; returns its length."""
@@ -145,7 +152,7 @@ class IterationBuilder:
         books, pool = self._books, self._books.pool
         own_rank = self._policy.rank(seq)
         may_evict = self._policy.preempts and any(rank < own_rank for rank in books.running_ranks)
-        lacks_slot = books.running >= self._limits.max_num_seqs
+        lacks_slot = books.running >= self._max_num_seqs
         if lacks_slot and not may_evict:
             return None
         hits = books.find(seq)
@@ -153,7 +160,7 @@ class IterationBuilder:
         needed = blocks - len(hits) + self._headroom(seq, blocks, may_evict)
         short = needed - (pool.available - pool.unheld(hits))
         if lacks_slot or short > 0:
-            # Above a lowered limit too, one goes for one that comes: the number of those that run never grows.
+            # Above a lowered `max_num_seqs` too, one goes for one that comes: the number of those that run never grows.
             gone = self._evict_for(seq, short, hits, lacks_slot) if may_evict else 0
             # What was given up may still be in use by a plan in flight.
             short = needed - (pool.available - pool.unheld(hits))

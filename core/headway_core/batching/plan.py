@@ -13,19 +13,6 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """The knobs of an iteration. They may change between any two iterations; lowering them drains down, nothing is
-    killed."""
-
-    max_num_seqs: int
-    prefill_token_budget: int
-
-    def __post_init__(self) -> None:
-        if self.max_num_seqs < 1 or self.prefill_token_budget < 1:
-            raise ValueError(f"limits must be at least 1, not {self}")
-
-
-@dataclass(frozen=True, slots=True)
 class IterationShape:
     """The size of an iteration: the features that its time is predicted from (`headway_core.latency`)."""
 

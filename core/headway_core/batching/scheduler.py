@@ -3,8 +3,9 @@
 1.  Every running decode is in every iteration; prefill gets what the budget leaves, in order: by default class,
     preempted first, arrival, a partial prefill or a new one alike. A partial prefill that gets nothing is paused and
     keeps its row and blocks.
-2.  The budget is the smaller of the limit and what the policy says. At most `max_num_seqs` run. Lowering the limits
-    ends nobody: above the new limit nobody starts, except in exchange for a lower class, one for one.
+2.  The prefill budget is the smaller of `prefill_token_budget` and what the policy says. At most `max_num_seqs` run.
+    Lowering the knobs ends nobody: above the new value nobody starts, except in exchange for a lower class, one for
+    one.
 3.  A sequence starts or resumes only with blocks for all its known tokens and the next one, and takes them at once. So
     prefill never lacks blocks; only a decode that grows does. Whoever is first in order and does not fit holds up those
     behind it.
@@ -27,11 +28,12 @@ Counts, numbers and digests only. The clock is the caller's.
 from __future__ import annotations
 
 from headway_core.batching.iteration_builder import IterationBuilder
-from headway_core.batching.plan import Event, EventKind, IterationPlan, IterationResult, Limits
+from headway_core.batching.plan import Event, EventKind, IterationPlan, IterationResult
 from headway_core.batching.scheduler_load import SchedulerCounters, SchedulerLoad
 from headway_core.batching.scheduler_state import SchedulerState
 from headway_core.batching.scheduling_policies import PriorityPreemptive, SchedulingPolicy
 from headway_core.batching.sequence import Sequence, State
+from headway_core.contract.policy import Knobs
 from headway_core.errors import Unschedulable
 
 
@@ -46,12 +48,12 @@ class Scheduler:
         *,
         num_blocks: int,
         block_size: int,
-        limits: Limits,
+        knobs: Knobs,
         policy: SchedulingPolicy | None = None,
         prefix_caching: bool = True,
     ) -> None:
         self.policy: SchedulingPolicy = PriorityPreemptive() if policy is None else policy
-        self.limits = limits
+        self.set_knobs(knobs)
         self._books = SchedulerState(num_blocks, block_size, self.policy, prefix_caching)
         self._in_flight: dict[int, IterationPlan] = {}
         self._plan_id = 0
@@ -87,10 +89,18 @@ class Scheduler:
         self._books.counters.cancelled += 1
         return True
 
-    def set_limits(self, limits: Limits) -> None:
-        """The knobs from the next iteration on."""
+    def set_knobs(self, knobs: Knobs) -> None:
+        """The knobs from the next iteration on; lowering them ends nobody (rule 2).
+
+        Raises:
+            ValueError: one of them is None. Start-up values are the owner's to fill in.
+        """
+        if knobs.max_num_seqs is None or knobs.prefill_token_budget is None:
+            raise ValueError(f"the scheduler needs both knobs, not {knobs}")
         self._stable_for = 0
-        self.limits = limits
+        self.knobs = knobs
+        self.max_num_seqs = knobs.max_num_seqs
+        self.prefill_token_budget = knobs.prefill_token_budget
 
     def schedule(self, now: float) -> IterationPlan | None:
         """The next iteration, or None when there is nothing to compute (or nothing before a plan in flight is
@@ -100,7 +110,9 @@ class Scheduler:
         overdue = self._books.ageing.overdue(now)
         if overdue is not None:
             self._books.promote(overdue)
-        draft = IterationBuilder(self._books, self.policy, self.limits, self._plan_id, now)
+        draft = IterationBuilder(
+            self._books, self.policy, self.max_num_seqs, self.prefill_token_budget, self._plan_id, now
+        )
         draft.add_decodes()
         draft.add_prefills()
         plan = draft.plan(alone=not self._in_flight)
@@ -209,7 +221,7 @@ class Scheduler:
             at=now,
             running=running,
             waiting=len(self._books.sequences) - running,
-            free_slots=max(0, self.limits.max_num_seqs - running),
+            free_slots=max(0, self.max_num_seqs - running),
             free_blocks=self._books.pool.available,
             cached_blocks=self._books.pool.num_cached,
             classes=self._books.tally.classes(),

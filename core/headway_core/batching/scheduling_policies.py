@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headway_core.batching.deadlines import TokenDeadlines
-from headway_core.batching.plan import Limits
 from headway_core.batching.sequence import Sequence
 from headway_core.batching.waiting_queue import Key
 
@@ -20,7 +19,8 @@ from headway_core.batching.waiting_queue import Key
 class IterationView:
     """The iteration being drawn up, when its decodes are in and prefill waits."""
 
-    limits: Limits
+    prefill_token_budget: int
+    """The knob: most prefill tokens of an iteration."""
     decode_rows: int
     context_tokens: int
     prefill_start: int
@@ -51,7 +51,7 @@ class SchedulingPolicy(Protocol):
         first."""
 
     def budget(self, view: IterationView, now: float, /) -> int:
-        """Most prefill tokens for this iteration, at least 1; the scheduler also keeps its own limit."""
+        """Most prefill tokens for this iteration, at least 1; the scheduler also keeps to the knob."""
 
 
 class StepTimes(Protocol):
@@ -83,8 +83,8 @@ class Fcfs:
         return 0
 
     def budget(self, view: IterationView, _now: float) -> int:
-        """All that the limits allow."""
-        return view.limits.prefill_token_budget
+        """All that the knob allows."""
+        return view.prefill_token_budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ class ShortestJobFirst:
         return 0
 
     def budget(self, view: IterationView, _now: float) -> int:
-        """All that the limits allow."""
-        return view.limits.prefill_token_budget
+        """All that the knob allows."""
+        return view.prefill_token_budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ class PriorityPreemptive:
         return seq.rank
 
     def budget(self, view: IterationView, _now: float) -> int:
-        """All that the limits allow."""
-        return view.limits.prefill_token_budget
+        """All that the knob allows."""
+        return view.prefill_token_budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,8 @@ class SloAware(PriorityPreemptive):
     longest_iteration: float = 0.5
 
     def budget(self, view: IterationView, now: float) -> int:
-        """Prefill tokens; all that the limits allow while the step time is unknown."""
-        most = view.limits.prefill_token_budget
+        """Prefill tokens; all that the knob allows while the step time is unknown."""
+        most = view.prefill_token_budget
         fastest = self.step_times.decode_seconds(view.decode_rows, view.context_tokens)
         if fastest is None:
             return most

@@ -19,12 +19,13 @@ from headway_core.batching.plan import (
     IterationPlan,
     IterationResult,
     IterationShape,
-    Limits,
     PlanItem,
 )
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.scheduler_load import SchedulerLoad
 from headway_core.batching.sequence import Sequence
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import EngineLimits
 from headway_core.errors import RequestError, Unschedulable
 
 from headway_runtime.engine.engine_stats import FinishedRequest
@@ -75,7 +76,7 @@ class StepRecord:
     """One executed iteration."""
 
     plan: IterationPlan
-    limits: Limits
+    knobs: Knobs
     load: SchedulerLoad
     """While it ran."""
     began: float
@@ -100,8 +101,7 @@ class Engine:
         scheduler: Scheduler,
         step_clock: StepClock,
         *,
-        block_size: int,
-        capacity: Limits,
+        limits: EngineLimits,
         prefix_caching: bool = True,
         clock: Callable[[], float] = time.monotonic,
         stretch: Callable[[IterationPlan, float], None] | None = None,
@@ -109,8 +109,8 @@ class Engine:
         self.scheduler = scheduler
         self._runner = runner
         self._step_clock = step_clock
-        self._block_size = block_size
-        self._capacity = capacity
+        self._limits = limits
+        self._block_size = limits.block_size
         self._prefix_caching = prefix_caching
         self._clock = clock
         self._stretch = stretch
@@ -130,8 +130,8 @@ class Engine:
         What cannot be done ends that sequence alone, and is reported by the next `take_ended`.
         """
         now = self._clock()
-        if commands.limits is not None:
-            self.set_limits(commands.limits)
+        if commands.knobs is not None:
+            self.set_knobs(commands.knobs)
         for asked in commands.add:
             try:
                 self.add(asked, now)
@@ -171,12 +171,15 @@ class Engine:
             self._ended_at = None
         return live.finished(now)
 
-    def set_limits(self, limits: Limits) -> None:
-        """The knobs from the next iteration on, never above what the engine was started with."""
-        self.scheduler.set_limits(
-            Limits(
-                max_num_seqs=min(limits.max_num_seqs, self._capacity.max_num_seqs),
-                prefill_token_budget=min(limits.prefill_token_budget, self._capacity.prefill_token_budget),
+    def set_knobs(self, knobs: Knobs) -> None:
+        """The knobs from the next iteration on; the start-up limits where they are None or above them."""
+        most = self._limits
+        self.scheduler.set_knobs(
+            Knobs(
+                max_num_seqs=min(knobs.max_num_seqs or most.max_num_seqs, most.max_num_seqs),
+                prefill_token_budget=min(
+                    knobs.prefill_token_budget or most.prefill_token_budget, most.prefill_token_budget
+                ),
             )
         )
 
@@ -187,7 +190,7 @@ class Engine:
         if plan is None:
             return None
         began = now if self._ended_at is None else self._ended_at
-        limits, load = self.scheduler.limits, self.scheduler.load(now)
+        knobs, load = self.scheduler.knobs, self.scheduler.load(now)
         predicted = self._step_clock.predict(plan.shape)
         output = self._execute(plan)
         if self._stretch is not None:
@@ -209,7 +212,7 @@ class Engine:
                 if (one := live.finished(now)) is not None:
                     finished.append(one)
         self._ended_at = now if self._live else None
-        return StepRecord(plan, limits, load, began, predicted, elapsed, tokens, self.take_ended(), tuple(finished))
+        return StepRecord(plan, knobs, load, began, predicted, elapsed, tokens, self.take_ended(), tuple(finished))
 
     def take_ended(self) -> tuple[Ended, ...]:
         """Sequences that have ended since this was asked last."""

@@ -37,10 +37,10 @@ class FinishedRequest:
 class EngineStats:
     """Rates and mix of one engine."""
 
-    def __init__(self, scheduler: Scheduler, model: StepTimeModel, capacity: EngineLimits) -> None:
+    def __init__(self, scheduler: Scheduler, model: StepTimeModel, limits: EngineLimits) -> None:
         self._scheduler = scheduler
         self._model = model
-        self._capacity = capacity
+        self._limits = limits
         self._rates = EngineRates()
         self._finished: deque[FinishedRequest] = deque(maxlen=_MAX_FINISHED)
         self._left_before = 0
@@ -79,7 +79,7 @@ class EngineStats:
             free_slots=load.free_slots,
             free_blocks=load.free_blocks,
             cached_blocks=load.cached_blocks,
-            limits=self._scheduler.limits,
+            knobs=self._scheduler.knobs,
             classes=load.classes,
             prefill_rate=self._rates.prefill(now) or self._expected_prefill_rate(load, mix),
             completion_rate=self._rates.completions(now) or self._expected_completion_rate(mix),
@@ -100,7 +100,7 @@ class EngineStats:
     def _expected_prefill_rate(self, load: SchedulerLoad, mix: Mix | None) -> float | None:
         """C by the step-time model, for when no iteration filled its budget lately: a quiet minute must not make the
         door blind."""
-        budget = self._scheduler.limits.prefill_token_budget
+        budget = self._scheduler.prefill_token_budget
         held = round(load.running * mix.context_tokens) if mix is not None else 0
         seconds = self._model.predict(
             IterationShape(budget, budget * budget // 2, load.running, held, load.running + 1)
@@ -111,9 +111,9 @@ class EngineStats:
         """X = n / W by Little's law with all slots taken by the recent mix, for when they were not all taken lately."""
         if mix is None:
             return None
-        rows = self._scheduler.limits.max_num_seqs
+        rows = self._scheduler.max_num_seqs
         prefill = min(
-            self._scheduler.limits.prefill_token_budget,
+            self._scheduler.prefill_token_budget,
             round(rows * (mix.prompt_tokens - mix.cached_tokens) / mix.output_tokens),
         )
         shape = IterationShape(
@@ -123,11 +123,11 @@ class EngineStats:
         return rows / (mix.output_tokens * seconds) if seconds else None
 
     def _longest_step(self) -> float | None:
-        """The heaviest iteration that the capacity allows: all rows decoding on a full pool beside a full budget at the
-        end of a prompt."""
-        rows, budget = self._capacity.max_num_seqs, self._capacity.prefill_token_budget
-        context = self._capacity.total_blocks * self._capacity.block_size
-        pairs = budget * max(budget, self._capacity.max_model_len)
+        """The heaviest iteration that the start-up limits allow: every slot decodes, the pool is full, and a full
+        prefill budget is computed at the end of a prompt. Seconds."""
+        rows, budget = self._limits.max_num_seqs, self._limits.prefill_token_budget
+        context = self._limits.total_blocks * self._limits.block_size
+        pairs = budget * max(budget, self._limits.max_model_len)
         return self._model.predict(IterationShape(budget, pairs, rows, context, rows + 1))
 
     def _mix(self, now: float) -> Mix | None:

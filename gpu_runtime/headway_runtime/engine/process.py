@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from headway_core.batching.plan import Limits
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.scheduling_policies import (
     Fcfs,
@@ -32,6 +31,7 @@ from headway_core.batching.scheduling_policies import (
     ShortestJobFirst,
     SloAware,
 )
+from headway_core.contract.policy import Knobs
 from headway_core.contract.reports import EngineLimits
 from headway_core.errors import HeadwayError
 from headway_core.latency import StepTimeModel
@@ -85,11 +85,10 @@ class EngineLoop:
         model = StepTimeModel()
         budget = _calibrate(settings, runner, model, num_blocks, max_model_len, tell)
         self.limits = EngineLimits(settings.max_num_seqs, budget, max_model_len, settings.block_size, num_blocks)
-        limits = Limits(settings.max_num_seqs, budget)
         scheduler = Scheduler(
             num_blocks=num_blocks,
             block_size=settings.block_size,
-            limits=limits,
+            knobs=Knobs(settings.max_num_seqs, budget),
             policy=_policy(settings.scheduling_policy, model),
             prefix_caching=settings.prefix_caching,
         )
@@ -97,8 +96,7 @@ class EngineLoop:
             runner,
             scheduler,
             model,
-            block_size=settings.block_size,
-            capacity=limits,
+            limits=self.limits,
             prefix_caching=settings.prefix_caching,
             stretch=None if settings.pace is None else Pace.parse(settings.pace).stretch,
         )
@@ -163,7 +161,7 @@ class EngineLoop:
             "seconds": round(step.elapsed, 6),
             "predicted": None if step.predicted is None else round(step.predicted, 6),
             "shape": asdict(step.plan.shape),
-            "limits": asdict(step.limits),
+            "knobs": asdict(step.knobs),
             "running": step.load.running,
             "waiting": step.load.waiting,
             "freeBlocks": step.load.free_blocks,

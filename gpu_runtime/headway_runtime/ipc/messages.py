@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from headway_core.batching.plan import Limits
+from headway_core.contract.policy import Knobs
 from headway_core.contract.reports import ClassLoad, EngineLimits, Mix, StepTimeReport
 
 from headway_runtime.ipc.sampling_params import SamplingParams
@@ -57,7 +57,7 @@ class Commands:
     number: int
     add: tuple[AddSequence, ...] = ()
     cancel: tuple[int, ...] = ()
-    limits: Limits | None = None
+    knobs: Knobs | None = None
 
     def pack(self) -> dict[str, Any]:
         """As a map for the link."""
@@ -79,7 +79,7 @@ class Commands:
                 for one in self.add
             ],
             "cancel": list(self.cancel),
-            "limits": None if self.limits is None else (self.limits.max_num_seqs, self.limits.prefill_token_budget),
+            "knobs": None if self.knobs is None else astuple(self.knobs),
         }
 
     @classmethod
@@ -102,7 +102,7 @@ class Commands:
                 for seq_id, priority, arrival, group, salt, prompt, max_tokens, params, *targets in data["add"]
             ),
             cancel=tuple(data["cancel"]),
-            limits=None if data["limits"] is None else Limits(*data["limits"]),
+            knobs=None if data["knobs"] is None else Knobs(*data["knobs"]),
         )
 
 
@@ -170,7 +170,8 @@ class EngineLoad:
     """Free plus cached and unreferenced."""
     cached_blocks: int
     """Unreferenced blocks that still hold a reusable prefix; part of `free_blocks`."""
-    limits: Limits
+    knobs: Knobs
+    """In force, both set."""
     classes: tuple[ClassLoad, ...]
     prefill_rate: float | None
     completion_rate: float | None
@@ -192,7 +193,7 @@ class EngineLoad:
     def pack(self) -> dict[str, Any]:
         """As a map for the link."""
         data = {field.name: getattr(self, field.name) for field in fields(self)}
-        data["limits"] = (self.limits.max_num_seqs, self.limits.prefill_token_budget)
+        data["knobs"] = astuple(self.knobs)
         data["classes"] = [astuple(one) for one in self.classes]
         data["step_time"] = None if self.step_time is None else astuple(self.step_time)
         data["mix"] = None if self.mix is None else astuple(self.mix)
@@ -205,7 +206,7 @@ class EngineLoad:
         return cls(
             **{
                 **data,
-                "limits": Limits(*data["limits"]),
+                "knobs": Knobs(*data["knobs"]),
                 "classes": tuple(ClassLoad(*one) for one in data["classes"]),
                 "step_time": None if data["step_time"] is None else StepTimeReport(*data["step_time"]),
                 "mix": None if data["mix"] is None else Mix(*data["mix"]),

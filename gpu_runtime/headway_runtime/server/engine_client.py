@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from headway_core.batching.plan import Limits
+from headway_core.contract.policy import Knobs
 from headway_core.errors import EngineDied
 
 from headway_runtime.ipc.channel import ChannelClosed, frame, read_messages
@@ -96,7 +96,7 @@ class EngineClient:
         self._last_applied = 0
         self._add: list[AddSequence] = []
         self._cancel: list[int] = []
-        self._limits: Limits | None = None
+        self._knobs: Knobs | None = None
         self._flush_scheduled = False
         self._last_report_at = time.monotonic()
         self.unconfirmed: deque[Unconfirmed] = deque()
@@ -155,9 +155,9 @@ class EngineClient:
                 self._cancel.append(seq_id)
                 self._schedule_flush()
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_knobs(self, knobs: Knobs) -> None:
         """The knobs from the next iteration on; in force once `load` shows them."""
-        self._limits = limits
+        self._knobs = knobs
         self._schedule_flush()
 
     @property
@@ -240,8 +240,8 @@ class EngineClient:
         if self._last_applied == self._last_sent and not self._num_listeners_before(self._add):
             self._last_report_at = time.monotonic()  # The engine was idle: the wait for a step starts now.
         self._last_sent += 1
-        commands = Commands(self._last_sent, tuple(self._add), tuple(self._cancel), self._limits)
-        self._add, self._cancel, self._limits = [], [], None
+        commands = Commands(self._last_sent, tuple(self._add), tuple(self._cancel), self._knobs)
+        self._add, self._cancel, self._knobs = [], [], None
         self._writer.write(frame(commands.pack()))
 
     def _num_listeners_before(self, added: list[AddSequence]) -> int:

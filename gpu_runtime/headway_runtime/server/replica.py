@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from headway_core.batching.plan import Limits
 from headway_core.contract import documents, header_names
 from headway_core.contract.policy import Knobs, Policy
 from headway_core.contract.reports import ReplicaState, RuntimeReport
@@ -247,7 +246,7 @@ class Replica:
         policy = self.policy
         load = self.engine.load
         stalled = self.failure_reason()
-        effective = Knobs() if load is None else Knobs(load.limits.max_num_seqs, load.limits.prefill_token_budget)
+        effective = Knobs() if load is None else load.knobs
         return self._reporter.report(
             at=time.time(),
             state=self.state if stalled is None else ReplicaState.FAILED,
@@ -290,5 +289,4 @@ class Replica:
             return
         effective, self._clamped_by = clamp(policy.knobs, self.engine.ready.limits)
         self.metrics.set_classes(priority_class.name for priority_class in policy.classes)
-        if effective.max_num_seqs is not None and effective.prefill_token_budget is not None:
-            self.engine.set_limits(Limits(effective.max_num_seqs, effective.prefill_token_budget))
+        self.engine.set_knobs(effective)

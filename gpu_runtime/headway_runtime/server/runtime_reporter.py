@@ -85,7 +85,7 @@ class RuntimeReporter:
         waiting = list(unconfirmed)
         return dataclasses.replace(
             bare,
-            effective=Knobs(load.limits.max_num_seqs, load.limits.prefill_token_budget),
+            effective=load.knobs,
             running=load.running,
             waiting=load.waiting + sum(one.sequences for one in waiting),
             free_slots=load.free_slots,

@@ -11,9 +11,10 @@ from collections import Counter, deque
 
 import pytest
 from headway_core.batching.digests import extend_digests
-from headway_core.batching.plan import EventKind, ItemResult, IterationResult, Limits
+from headway_core.batching.plan import EventKind, ItemResult, IterationResult
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.sequence import Sequence, State
+from headway_core.contract.policy import Knobs
 
 VOCABULARY = 50
 
@@ -48,7 +49,7 @@ class Engine:
 
     def __init__(self, *, blocks, block_size, max_num_seqs=8, budget=64, depth=1, **options):
         self.scheduler = Scheduler(
-            num_blocks=blocks, block_size=block_size, limits=Limits(max_num_seqs, budget), **options
+            num_blocks=blocks, block_size=block_size, knobs=Knobs(max_num_seqs, budget), **options
         )
         self.block_size, self.depth = block_size, depth
         self.now = 0.0
@@ -226,13 +227,13 @@ class Engine:
     def check_limits(self, running_before):
         running = self.scheduler.load(self.now).running
         assert running == len(self.running())
-        assert running <= max(self.scheduler.limits.max_num_seqs, running_before)
+        assert running <= max(self.scheduler.max_num_seqs, running_before)
 
     def check_plan(self, plan, before):
         prefills = [item for item in plan.items if item.start < self.sequences[item.seq_id].prefill_end]
         decodes = [item for item in plan.items if item.start >= self.sequences[item.seq_id].prefill_end]
         assert sum(item.count for item in prefills) == plan.shape.prefill_tokens
-        assert plan.shape.prefill_tokens <= min(self.scheduler.limits.prefill_token_budget, plan.prefill_budget)
+        assert plan.shape.prefill_tokens <= min(self.scheduler.prefill_token_budget, plan.prefill_budget)
         assert plan.shape.decode_rows == len(decodes)
         assert plan.shape.context_tokens == sum(item.start + 1 for item in decodes)
         assert plan.shape.prefill_pairs == sum(item.count * (2 * item.start + item.count) for item in prefills) // 2
@@ -295,7 +296,7 @@ class Engine:
         load = self.scheduler.load(self.now)
         assert (load.running, load.waiting, load.classes) == (0, 0, ())
         assert load.free_blocks == self.scheduler.total_blocks
-        assert load.free_slots == self.scheduler.limits.max_num_seqs
+        assert load.free_slots == self.scheduler.max_num_seqs
 
 
 @pytest.fixture

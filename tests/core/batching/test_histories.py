@@ -5,8 +5,8 @@ import random
 from collections import Counter
 
 import pytest
-from headway_core.batching.plan import Limits
 from headway_core.batching.scheduling_policies import Fcfs, PriorityPreemptive, ShortestJobFirst, SloAware
+from headway_core.contract.policy import Knobs
 from headway_core.errors import Unschedulable
 from headway_core.latency import StepTimeModel, calibration_shapes
 
@@ -68,7 +68,7 @@ def history(engine, rng, policy, depth):
             run.seen[f"cancelled {victim.state.value}"] += 1
             run.cancel(victim)
         if rng.random() < 0.05:
-            run.scheduler.set_limits(Limits(rng.randint(1, 6), rng.choice([1, 5, 32])))
+            run.scheduler.set_knobs(Knobs(rng.randint(1, 6), rng.choice([1, 5, 32])))
             run.seen["limits changed"] += 1
         run.step()
     run.run()

@@ -4,8 +4,8 @@ limits."""
 from itertools import pairwise
 
 import pytest
-from headway_core.batching.plan import Limits
 from headway_core.batching.sequence import State
+from headway_core.contract.policy import Knobs
 
 
 def ids(plan):
@@ -122,7 +122,7 @@ def test_lowering_both_knobs_drains_down_and_kills_nobody(engine):
         run.step()
     assert run.scheduler.load(0.0).running == 6
     assert max(plan.shape.prefill_tokens for plan in run.plans) > 8
-    run.scheduler.set_limits(Limits(2, 8))
+    run.scheduler.set_knobs(Knobs(2, 8))
     before = len(run.plans)
     running = [run.scheduler.load(0.0).running]
     while run.step():
@@ -140,7 +140,7 @@ def test_raising_the_knobs_takes_effect_in_the_next_iteration(engine):
     for _ in range(4):
         run.add(20, length=5)
     run.step()
-    run.scheduler.set_limits(Limits(4, 80))
+    run.scheduler.set_knobs(Knobs(4, 80))
     plan = run.launch()
     assert plan.shape.prefill_tokens == 76
     assert run.scheduler.load(0.0).running == 4
@@ -151,7 +151,7 @@ def test_above_a_lowered_limit_an_urgent_one_comes_in_exchange_only(engine):
     for _ in range(4):
         run.add(10, length=50)
     run.step()
-    run.scheduler.set_limits(Limits(2, 100))
+    run.scheduler.set_knobs(Knobs(2, 100))
     urgent = run.add(10, length=5, rank=5)
     plan = run.launch()
     assert urgent.seq_id in ids(plan)

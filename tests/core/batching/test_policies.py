@@ -2,7 +2,7 @@
 
 import pytest
 from headway_core.batching.deadlines import TokenDeadlines
-from headway_core.batching.plan import ItemResult, IterationResult, Limits
+from headway_core.batching.plan import ItemResult, IterationResult
 from headway_core.batching.scheduling_policies import (
     Fcfs,
     IterationView,
@@ -11,6 +11,7 @@ from headway_core.batching.scheduling_policies import (
     SloAware,
 )
 from headway_core.batching.sequence import Sequence
+from headway_core.contract.policy import Knobs
 from headway_core.latency import StepTimeModel, calibration_shapes
 
 
@@ -134,7 +135,7 @@ def test_slack_does_not_stretch_an_iteration(step_times):
     seq.num_tokens += 500
     deadlines = TokenDeadlines()
     deadlines.join(seq)
-    view = IterationView(Limits(4, 10_000), 1, 100, 0, deadlines)
+    view = IterationView(10_000, 1, 100, 0, deadlines)
     budget = SloAware(step_times=step_times).budget(view, 1000.0)
     assert 0.010 + 0.001 * (budget + 1) + 1e-5 * 100 == pytest.approx(0.05, rel=0.05)
 
@@ -166,9 +167,7 @@ def test_deep_context_counts_into_the_budget(step_times):
     shapes = calibration_shapes(max_num_seqs=4, prefill_token_budget=512, max_model_len=4096, pool_tokens=65_536)
     model.calibrate((shape, seconds(shape) + 1e-6 * shape.prefill_pairs) for shape in shapes)
     policy = SloAware(step_times=model)
-    shallow, deep = (
-        policy.budget(IterationView(Limits(4, 10_000), 0, 0, start, TokenDeadlines()), 0.0) for start in (0, 4000)
-    )
+    shallow, deep = (policy.budget(IterationView(10_000, 0, 0, start, TokenDeadlines()), 0.0) for start in (0, 4000))
     assert deep < shallow / 2
 
 
@@ -239,7 +238,7 @@ def test_nothing_is_known_to_be_steady_after_one_ended_by_itself(engine):
         run.scheduler.fast_forward(1)
 
 
-@pytest.mark.parametrize("happening", ["add", "cancel", "limits", "schedule"])
+@pytest.mark.parametrize("happening", ["add", "cancel", "knobs", "schedule"])
 def test_nothing_is_known_to_be_steady_after_something_happened(engine, happening):
     run = engine(blocks=60, block_size=4)
     run.add(10, max_tokens=20)
@@ -250,7 +249,7 @@ def test_nothing_is_known_to_be_steady_after_something_happened(engine, happenin
     {
         "add": lambda: run.add(3, max_tokens=3),
         "cancel": lambda: run.cancel(other),
-        "limits": lambda: run.scheduler.set_limits(Limits(1, 1)),
+        "knobs": lambda: run.scheduler.set_knobs(Knobs(1, 1)),
         "schedule": run.launch,
     }[happening]()
     with pytest.raises(ValueError, match="0 are known"):

@@ -1,10 +1,11 @@
-"""The engine alone: errors stay with their sequence, limits never exceed the start-up capacity, endings are told
+"""The engine alone: errors stay with their sequence, knobs never exceed the start-up limits, endings are told
 apart."""
 
 import numpy as np
 import pytest
-from headway_core.batching.plan import Limits
 from headway_core.batching.scheduler import Scheduler
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import EngineLimits
 from headway_core.latency import StepTimeModel
 from headway_runtime.engine.engine import Engine
 from headway_runtime.ipc.messages import AddSequence, Commands, EndReason
@@ -12,7 +13,7 @@ from headway_runtime.ipc.sampling_params import SamplingParams
 from headway_runtime.model.checkpoint import open_checkpoint
 from headway_runtime.model.model_runner import ModelRunner
 
-CAPACITY = Limits(4, 32)
+LIMITS = EngineLimits(4, 32, 512, 16, 32)
 
 
 class Clock:
@@ -36,14 +37,13 @@ def engine(tiny_llama):
         max_model_len=512,
         threads=1,
     )
-    scheduler = Scheduler(num_blocks=32, block_size=16, limits=CAPACITY)
+    scheduler = Scheduler(num_blocks=32, block_size=16, knobs=Knobs(4, 32))
     stretched = []
     engine = Engine(
         runner,
         scheduler,
         StepTimeModel(),
-        block_size=16,
-        capacity=CAPACITY,
+        limits=LIMITS,
         clock=Clock(),
         stretch=lambda plan, seconds: stretched.append((plan.plan_id, seconds)),
     )
@@ -90,11 +90,11 @@ def test_an_end_token_is_the_last_one_reported(engine):
     assert {one.reason for one in ended.values()} == {EndReason.STOP}
 
 
-def test_limits_never_exceed_what_it_was_started_with(engine):
-    engine.apply(Commands(1, limits=Limits(1000, 1000)))
-    assert engine.scheduler.limits == CAPACITY
-    engine.apply(Commands(2, limits=Limits(2, 1000)))
-    assert engine.scheduler.limits == Limits(2, 32)
+def test_knobs_never_exceed_what_it_was_started_with(engine):
+    engine.apply(Commands(1, knobs=Knobs(1000, 1000)))
+    assert engine.scheduler.knobs == Knobs(4, 32)
+    engine.apply(Commands(2, knobs=Knobs(2, 1000)))
+    assert engine.scheduler.knobs == Knobs(2, 32)
 
 
 def test_a_cancelled_sequence_is_not_reported_and_counts_only_if_it_had_tokens(engine):

@@ -1,19 +1,19 @@
 """What a replica says of its own pace when the last minute was quiet: unknown only where nothing can be said."""
 
 import pytest
-from headway_core.batching.plan import Limits
 from headway_core.batching.scheduler import Scheduler
+from headway_core.contract.policy import Knobs
 from headway_core.contract.reports import EngineLimits, StepTimeReport
 from headway_core.latency import StepTimeModel
 from headway_runtime.engine.engine_stats import EngineStats, FinishedRequest
 
-LIMITS = Limits(max_num_seqs=8, prefill_token_budget=64)
+KNOBS = Knobs(max_num_seqs=8, prefill_token_budget=64)
 # 20 ms, 1 ms a row, nothing else: an iteration with 64 prefill tokens takes 84 ms.
 STEP = StepTimeReport(0.02, 0.001, 0.001, 0.0, 0.0, 0.0, 16, 500, 64, 512)
 
 
 def books(model):
-    return EngineStats(Scheduler(num_blocks=64, block_size=16, limits=LIMITS), model, EngineLimits(8, 64, 1024, 16, 64))
+    return EngineStats(Scheduler(num_blocks=64, block_size=16, knobs=KNOBS), model, EngineLimits(8, 64, 1024, 16, 64))
 
 
 def test_before_calibration_nothing_is_known():

@@ -5,7 +5,7 @@ import socket
 
 import numpy as np
 import pytest
-from headway_core.batching.plan import Limits
+from headway_core.contract.policy import Knobs
 from headway_core.contract.reports import ClassLoad, EngineLimits, Mix, StepTimeReport
 from headway_runtime.ipc.channel import MAX_MESSAGE_BYTES, ChannelClosed, EngineChannel, Unframer, frame
 from headway_runtime.ipc.messages import (
@@ -100,35 +100,35 @@ def test_every_message_survives_the_wire():
         temperature=0.5, seed=2**63 - 1, logit_bias=((5, -1.5),), stop_token_ids=(7,), logprobs=3, max_tokens=9
     )
     added = AddSequence(2**40, -5, 1.25, 3, b"salt", np.array([1, 2**31 - 1], dtype=np.int32), 9, params, 0.5, None)
-    commands = Commands.unpack(over_the_wire(Commands(4, (added,), (8, 9), Limits(3, 70)).pack()))
+    commands = Commands.unpack(over_the_wire(Commands(4, (added,), (8, 9), Knobs(3, 70)).pack()))
     assert commands.add[0].prompt.tolist() == [1, 2**31 - 1]
     assert (commands.add[0].params, commands.add[0].seq_id, commands.add[0].ttft_target) == (params, 2**40, 0.5)
-    assert (commands.number, commands.cancel, commands.limits) == (4, (8, 9), Limits(3, 70))
+    assert (commands.number, commands.cancel, commands.knobs) == (4, (8, 9), Knobs(3, 70))
     ready = Ready(EngineLimits(1, 2, 3, 4, 5), 300, (1, 3), 512)
     assert Ready.unpack(over_the_wire(ready.pack())) == ready
     step_time, mix = StepTimeReport(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0.5), Mix(1, 2.0, 3.0, 4.0, 5.0)
     load = EngineLoad(
-        1,
-        2,
-        3,
-        4,
-        2,
-        Limits(5, 6),
-        (ClassLoad(-1, 2, 3, 4),),
-        None,
-        1.0,
-        None,
-        0.5,
-        2.0,
-        step_time,
-        mix,
-        7,
-        8,
-        9,
-        10,
-        11,
-        12,
-        {"blocks": 3},
+        running=1,
+        waiting=2,
+        free_slots=3,
+        free_blocks=4,
+        cached_blocks=2,
+        knobs=Knobs(5, 6),
+        classes=(ClassLoad(-1, 2, 3, 4),),
+        prefill_rate=None,
+        completion_rate=1.0,
+        block_release_rate=None,
+        iteration_seconds=0.5,
+        longest_step_seconds=2.0,
+        step_time=step_time,
+        mix=mix,
+        iterations=7,
+        prompt_tokens=8,
+        output_tokens=9,
+        finished=10,
+        cached_prompt_tokens=11,
+        recomputed_tokens=12,
+        preemptions={"blocks": 3},
     )
     tokens = (TokenOut(5, 70, 0, TokenLogprobs(-0.5, ((70, -0.5), (71, -1.5)))), TokenOut(2**40, 71))
     report = StepReport(4, tokens, (Ended(5, EndReason.ERROR, "why"),), 0.25, None, load)

@@ -8,8 +8,9 @@ from itertools import count
 
 import numpy as np
 import pytest
-from headway_core.batching.plan import Limits
 from headway_core.batching.scheduler import Scheduler
+from headway_core.contract.policy import Knobs
+from headway_core.contract.reports import EngineLimits
 from headway_core.latency import StepTimeModel
 from headway_runtime.engine.calibration import Calibration
 from headway_runtime.engine.engine import Engine
@@ -36,9 +37,9 @@ def calibrated_engine(clock):
         runner, max_num_seqs=SLOTS, num_blocks=BLOCKS, block_size=BLOCK, max_model_len=2048, clock=clock
     )
     calibration.run(model, BUDGET, lambda done, shapes: None)
-    limits = Limits(SLOTS, BUDGET)
-    scheduler = Scheduler(num_blocks=BLOCKS, block_size=BLOCK, limits=limits)
-    return Engine(runner, scheduler, model, block_size=BLOCK, capacity=limits, clock=clock), model
+    scheduler = Scheduler(num_blocks=BLOCKS, block_size=BLOCK, knobs=Knobs(SLOTS, BUDGET))
+    limits = EngineLimits(SLOTS, BUDGET, 2048, BLOCK, BLOCKS)
+    return Engine(runner, scheduler, model, limits=limits, clock=clock), model
 
 
 def run_mixed_load(engine, numbers, draw, iterations):

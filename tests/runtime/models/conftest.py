@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from headway_core.batching.digests import extend_digests
-from headway_core.batching.plan import EventKind, ItemResult, IterationPlan, IterationResult, Limits, PlanItem
+from headway_core.batching.plan import EventKind, ItemResult, IterationPlan, IterationResult, PlanItem
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.sequence import Sequence
+from headway_core.contract.policy import Knobs
 from headway_runtime.ipc.sampling_params import SamplingParams
 from headway_runtime.model.checkpoint import open_checkpoint
 from headway_runtime.model.model_runner import ModelRunner
@@ -140,7 +141,7 @@ class Loop:
         self._max_num_seqs = max_num_seqs
 
     def run(self, requests: list[Request], *, budget: int, prefix_caching: bool = False) -> Record:
-        scheduler = Scheduler(**self._pool, limits=Limits(self._max_num_seqs, budget), prefix_caching=prefix_caching)
+        scheduler = Scheduler(**self._pool, knobs=Knobs(self._max_num_seqs, budget), prefix_caching=prefix_caching)
         count = len(requests)
         record = Record([[] for _ in requests], [[] for _ in requests], [-1] * count, [-1] * count)
         sequences: dict[int, Sequence] = {}

@@ -115,10 +115,10 @@ def test_both_knobs_lowered_and_raised_under_load_are_obeyed_and_change_no_outpu
         for thread in users:
             thread.join()
     assert not wrong and len(served) >= 60
-    spans = split_by_limits([json.loads(line) for line in steered.iteration_log.read_text().splitlines()])
-    assert [span[0]["limits"]["max_num_seqs"] for span in spans] == [8, 2, 8, 2, 8]
+    spans = split_by_knobs([json.loads(line) for line in steered.iteration_log.read_text().splitlines()])
+    assert [span[0]["knobs"]["max_num_seqs"] for span in spans] == [8, 2, 8, 2, 8]
     for span in spans:
-        budget, slots = span[0]["limits"]["prefill_token_budget"], span[0]["limits"]["max_num_seqs"]
+        budget, slots = span[0]["knobs"]["prefill_token_budget"], span[0]["knobs"]["max_num_seqs"]
         assert max(step["shape"]["prefill_tokens"] for step in span) == budget, (
             "obeyed from the first iteration on, and made use of"
         )
@@ -130,11 +130,11 @@ def test_both_knobs_lowered_and_raised_under_load_are_obeyed_and_change_no_outpu
     assert steered.load().preemptions == 0
 
 
-def split_by_limits(steps):
-    """Runs of consecutive iterations with equal limits."""
+def split_by_knobs(steps):
+    """Runs of consecutive iterations with equal knobs."""
     spans = []
     for step in steps:
-        if not spans or spans[-1][0]["limits"] != step["limits"]:
+        if not spans or spans[-1][0]["knobs"] != step["knobs"]:
             spans.append([])
         spans[-1].append(step)
     return spans

@@ -1,6 +1,5 @@
 """Load reports: what is on its way to the engine counts already, gateways are remembered but not for ever."""
 
-from headway_core.batching.plan import Limits
 from headway_core.contract.policy import Knobs
 from headway_core.contract.reports import Acknowledgement, ClassLoad, EngineLimits, ReplicaState
 from headway_runtime.ipc.messages import EngineLoad, Ready
@@ -8,27 +7,27 @@ from headway_runtime.server.engine_client import Unconfirmed
 from headway_runtime.server.runtime_reporter import MAX_GATEWAYS, RuntimeReporter
 
 LOAD = EngineLoad(
-    2,
-    1,
-    6,
-    90,
-    10,
-    Limits(8, 64),
-    (ClassLoad(5, 1, 2, 300),),
-    1000.0,
-    None,
-    2.0,
-    0.1,
-    1.0,
-    None,
-    None,
-    10,
-    500,
-    60,
-    3,
-    100,
-    20,
-    {"blocks": 2, "slots": 1},
+    running=2,
+    waiting=1,
+    free_slots=6,
+    free_blocks=90,
+    cached_blocks=10,
+    knobs=Knobs(8, 64),
+    classes=(ClassLoad(5, 1, 2, 300),),
+    prefill_rate=1000.0,
+    completion_rate=None,
+    block_release_rate=2.0,
+    iteration_seconds=0.1,
+    longest_step_seconds=1.0,
+    step_time=None,
+    mix=None,
+    iterations=10,
+    prompt_tokens=500,
+    output_tokens=60,
+    finished=3,
+    cached_prompt_tokens=100,
+    recomputed_tokens=20,
+    preemptions={"blocks": 2, "slots": 1},
 )
 READY = Ready(EngineLimits(8, 64, 4096, 16, 100), 300, (1,), 512)
 
