@@ -100,7 +100,7 @@ def configured(
         block_size=block_size,
         num_blocks=max(1, tokens // block_size),
         step_time=model,
-        policy=scheduling_policy,
+        scheduling_policy=scheduling_policy,
     ), message
 
 

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 from headway_core.admission import RULES, AdmissionRule
+from headway_core.batching.scheduling_policies import SCHEDULING_POLICIES
 from headway_core.contract.reports import RuntimeReport
 from headway_core.errors import InvalidInput
 from headway_core.slo import PriorityClass
-from headway_sim.simulated_replica import ACCELERATOR, POLICIES
+from headway_sim.simulated_replica import ACCELERATOR
 from headway_sim.simulation import DEFAULT_CLASS, SimulationConfig
 from headway_sim.traces import mean_rate
 from rich.console import Console
@@ -102,7 +103,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     policy.add_argument(
         "--scheduling-policy",
-        choices=POLICIES,
+        choices=SCHEDULING_POLICIES,
         default="priority",
         help="who is next in a replica (default: %(default)s)",
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import argparse
 
+from headway_core.batching.scheduling_policies import SCHEDULING_POLICIES
 from headway_core.contract.http import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """All but auto are names in torch."""
-SCHEDULING_POLICIES = ("priority", "fcfs", "sjf", "dynamic")
 
 EXAMPLES = """\
 examples:
@@ -87,8 +87,8 @@ def parser() -> argparse.ArgumentParser:
         "--scheduling-policy",
         choices=SCHEDULING_POLICIES,
         default="priority",
-        help="who is next: by class and arrival (default), arrival alone, shortest first, or classes with a "
-        "budget that follows the slack",
+        help="order and preemption: priority, by class and then arrival (default); fcfs, by arrival; sjf, shortest "
+        "job first; slo-aware, priority with a prefill budget that keeps the running requests' TPOT",
     )
     engine.add_argument(
         "--enable-prefix-caching",

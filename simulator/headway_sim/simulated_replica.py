@@ -9,13 +9,7 @@ from dataclasses import dataclass, field
 from headway_core.batching.plan import Event, ItemResult, IterationPlan, IterationResult
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.scheduler_load import SchedulerLoad
-from headway_core.batching.scheduling_policies import (
-    Fcfs,
-    PriorityPreemptive,
-    SchedulingPolicy,
-    ShortestJobFirst,
-    SloAware,
-)
+from headway_core.batching.scheduling_policies import SCHEDULING_POLICIES, by_name
 from headway_core.batching.sequence import Sequence
 from headway_core.contract.policy import Knobs
 from headway_core.contract.reports import EngineLimits, LoadHint, ReplicaState, RuntimeReport, StepTimeReport
@@ -40,8 +34,6 @@ ACCELERATOR = StepTimeReport(
 """The default: computed, not measured, for an 8-billion-parameter model with grouped queries in bf16 on one accelerator
 with 2 TB/s of memory bandwidth and 270 TFLOP/s; about 12 ms an iteration and 14,000 prefill tokens a second."""
 
-POLICIES = ("priority", "dynamic-split", "sjf", "fcfs")
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
@@ -52,12 +44,13 @@ class ReplicaConfig:
     block_size: int = 16
     num_blocks: int = 16_384
     step_time: StepTimeReport = ACCELERATOR
-    policy: str = "priority"
+    scheduling_policy: str = "priority"
     prefix_caching: bool = True
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}")
+        if self.scheduling_policy not in SCHEDULING_POLICIES:
+            names = ", ".join(SCHEDULING_POLICIES)
+            raise ValueError(f"scheduling_policy must be one of {names}, not {self.scheduling_policy!r}")
         if self.block_size < 1 or self.num_blocks < 1 or MOONCAKE_BLOCK % self.block_size:
             raise ValueError(
                 f"needs blocks, of a size that divides {MOONCAKE_BLOCK}, not {self.num_blocks} of {self.block_size}"
@@ -95,7 +88,7 @@ class SimulatedReplica:
             num_blocks=self.config.num_blocks,
             block_size=self.config.block_size,
             knobs=Knobs(self.config.max_num_seqs, self.config.prefill_token_budget),
-            policy=_policy(self.config.policy, self._model),
+            policy=by_name(self.config.scheduling_policy, self._model),
             prefix_caching=self.config.prefix_caching,
         )
         self._rates = EngineRates()
@@ -223,16 +216,6 @@ class SimulatedReplica:
             prefill_rate=self._rates.prefill(now),
             completion_rate=self._rates.completions(now),
         )
-
-
-def _policy(name: str, model: StepTimeModel) -> SchedulingPolicy:
-    policies: dict[str, SchedulingPolicy] = {
-        "priority": PriorityPreemptive(),
-        "dynamic-split": SloAware(step_times=model),
-        "sjf": ShortestJobFirst(),
-        "fcfs": Fcfs(),
-    }
-    return policies[name]
 
 
 def _digests(request: TraceRequest, block_size: int) -> list[bytes]:

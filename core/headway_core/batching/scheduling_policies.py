@@ -7,6 +7,7 @@ about sequences.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -154,3 +155,19 @@ class SloAware(PriorityPreemptive):
             seconds, view.decode_rows, view.context_tokens, start=view.prefill_start, at_most=most
         )
         return most if fitting is None else max(self.least_budget, fitting)
+
+
+_BY_NAME: dict[str, Callable[[StepTimes], SchedulingPolicy]] = {
+    "priority": lambda _: PriorityPreemptive(),
+    "fcfs": lambda _: Fcfs(),
+    "sjf": lambda _: ShortestJobFirst(),
+    "slo-aware": lambda step_times: SloAware(step_times=step_times),
+}
+
+SCHEDULING_POLICIES = tuple(_BY_NAME)
+"""Their names, as flags have them; the first is the default."""
+
+
+def by_name(name: str, step_times: StepTimes) -> SchedulingPolicy:
+    """The policy of that name; `step_times` is for those that predict. Raises KeyError."""
+    return _BY_NAME[name](step_times)

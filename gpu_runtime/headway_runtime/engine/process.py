@@ -24,13 +24,7 @@ from typing import IO, Any
 
 import torch
 from headway_core.batching.scheduler import Scheduler
-from headway_core.batching.scheduling_policies import (
-    Fcfs,
-    PriorityPreemptive,
-    SchedulingPolicy,
-    ShortestJobFirst,
-    SloAware,
-)
+from headway_core.batching.scheduling_policies import by_name
 from headway_core.contract.policy import Knobs
 from headway_core.contract.reports import EngineLimits
 from headway_core.errors import HeadwayError
@@ -89,7 +83,7 @@ class EngineLoop:
             num_blocks=num_blocks,
             block_size=settings.block_size,
             knobs=Knobs(settings.max_num_seqs, budget),
-            policy=_policy(settings.scheduling_policy, model),
+            policy=by_name(settings.scheduling_policy, model),
             prefix_caching=settings.prefix_caching,
         )
         self.engine = Engine(
@@ -235,16 +229,6 @@ def _calibrate(
         budget = max(min(LEAST_BUDGET, guess), (fitting or 0) // 16 * 16)
     tell(f"measured in {time.monotonic() - began:.1f} s; prefill token budget {budget}")
     return budget
-
-
-def _policy(name: str, model: StepTimeModel) -> SchedulingPolicy:
-    policies: dict[str, SchedulingPolicy] = {
-        "priority": PriorityPreemptive(),
-        "fcfs": Fcfs(),
-        "sjf": ShortestJobFirst(),
-        "dynamic": SloAware(step_times=model),
-    }
-    return policies[name]
 
 
 def _end_with_server(link: socket.socket) -> None:

@@ -10,7 +10,7 @@ from headway_core.contract.policy import Knobs
 from headway_core.errors import Unschedulable
 from headway_core.latency import StepTimeModel, calibration_shapes
 
-HISTORIES = {"priority": 350, "dynamic": 250, "shortest": 200, "fcfs": 100}
+HISTORIES = {"priority": 350, "slo-aware": 250, "shortest": 200, "fcfs": 100}
 """At each depth."""
 
 
@@ -28,7 +28,7 @@ STEP_TIMES = step_times()
 
 POLICIES = {
     "priority": lambda patience: PriorityPreemptive(patience=patience),
-    "dynamic": lambda patience: SloAware(
+    "slo-aware": lambda patience: SloAware(
         patience=patience, step_times=STEP_TIMES, least_budget=3, longest_iteration=1.0
     ),
     "shortest": lambda patience: ShortestJobFirst(patience=patience),
@@ -113,4 +113,4 @@ def test_every_history_ends_with_the_right_tokens_and_nothing_lost(engine, polic
     assert seen["cancelled preempted"] > 0
     assert seen["promoted"] > histories
     assert (seen["with work in flight"] > histories / 2) == (depth == 2)
-    assert (seen["preempted for slots"] > histories / 10) == (policy in ("priority", "dynamic"))
+    assert (seen["preempted for slots"] > histories / 10) == (policy in ("priority", "slo-aware"))

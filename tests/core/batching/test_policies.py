@@ -4,11 +4,13 @@ import pytest
 from headway_core.batching.deadlines import TokenDeadlines
 from headway_core.batching.plan import ItemResult, IterationResult
 from headway_core.batching.scheduling_policies import (
+    SCHEDULING_POLICIES,
     Fcfs,
     IterationView,
     PriorityPreemptive,
     ShortestJobFirst,
     SloAware,
+    by_name,
 )
 from headway_core.batching.sequence import Sequence
 from headway_core.contract.policy import Knobs
@@ -88,7 +90,14 @@ def test_a_long_job_is_not_starved_by_short_ones(engine):
     assert run.now < 20 + 2 + 10 + 5
 
 
-# ---------------------------------------------------------------- DynamicSplit
+def test_every_name_gives_a_policy_of_its_own(step_times):
+    policies = [by_name(name, step_times) for name in SCHEDULING_POLICIES]
+    assert SCHEDULING_POLICIES[0] == "priority" and len(set(map(type, policies))) == len(policies)
+    with pytest.raises(KeyError):
+        by_name("dynamic", step_times)
+
+
+# ---------------------------------------------------------------- SloAware
 
 
 def test_the_budget_fills_what_the_tightest_target_leaves(engine, step_times):
