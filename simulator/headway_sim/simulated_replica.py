@@ -99,7 +99,7 @@ class SimulatedReplica:
         self._scheduler.add(
             Sequence(
                 seq_id=number,
-                rank=priority,
+                priority=priority,
                 arrival=now,
                 num_prompt=request.prompt_tokens,
                 max_tokens=request.output_tokens,
@@ -124,7 +124,7 @@ class SimulatedReplica:
         seconds = self._model.predict(plan.shape)
         if seconds is None:
             raise AssertionError("a model made from a report predicts")
-        self._running = _Running(plan, now, now + seconds * self.slowdown, self._scheduler.load(now))
+        self._running = _Running(plan, now, now + seconds * self.slowdown, self._scheduler.load())
         return self._running.ends
 
     def end(self, now: float) -> tuple[Event, ...]:
@@ -170,7 +170,7 @@ class SimulatedReplica:
     def report(self, now: float) -> RuntimeReport:
         """The load report of this instant."""
         self._seq += 1
-        load, config = self._scheduler.load(now), self.config
+        load, config = self._scheduler.load(), self.config
         return RuntimeReport(
             replica=self.name,
             pool="simulated",
@@ -203,7 +203,7 @@ class SimulatedReplica:
     def hint(self, now: float) -> LoadHint:
         """The short report that rides on a response."""
         self._seq += 1
-        load = self._scheduler.load(now)
+        load = self._scheduler.load()
         return LoadHint(
             boot_id=self.name,
             seq=self._seq,

@@ -1,8 +1,8 @@
 """The KV cache as numbered blocks: who holds which, which content can be found again, which may be reused.
 
 Blocks are counted by reference. A full block never changes again, so it may be *published* under the digest of
-everything up to its end, and others hold it too. When nobody holds a published block it stays findable until its room
-is needed; the least recently released goes first. Nothing here knows what a block contains.
+everything up to its end, and others hold it too. A published block that nobody holds stays findable until it is
+allocated again; the least recently released goes first. Nothing here knows what a block contains.
 
 At any moment a block is in exactly one place:
 
@@ -32,7 +32,8 @@ class BlockPool:
         self._free = deque(range(num_blocks))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._leaving: dict[int, list[int]] = {}
-        self._completed = -1
+        self._completed = 0
+        """The newest plan that is complete; plans are numbered from 1."""
 
     @property
     def available(self) -> int:
@@ -43,11 +44,6 @@ class BlockPool:
     def num_cached(self) -> int:
         """Blocks held by nobody whose content can still be found."""
         return len(self._cached)
-
-    @property
-    def num_free(self) -> int:
-        """Blocks without content."""
-        return len(self._free)
 
     @property
     def coming(self) -> int:
@@ -106,14 +102,14 @@ class BlockPool:
             self._published[digest] = block
             self._digest[block] = digest
 
-    def release(self, blocks: Sequence[int], after: int = -1) -> None:
-        """Gives back one reference on each block, once plan `after` is complete: until then it may still be read or
-        written.
+    def release(self, blocks: Sequence[int], after: int | None = None) -> None:
+        """Gives back one reference on each block, at once, or when plan `after` is complete: until then it
+        may still be read or written.
 
         `blocks` is a block table from its beginning: its end is the first to be forgotten, since it is of no use
         without the beginning.
         """
-        if after > self._completed:
+        if after is not None and after > self._completed:
             self._leaving.setdefault(after, []).extend(reversed(blocks))
         else:
             for block in reversed(blocks):
@@ -134,7 +130,7 @@ class BlockPool:
         return sum(self._references[block] == count and block not in apart_from for block, count in counts.items())
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Proves the books against all live block tables. Raises AssertionError, saying what is wrong."""
+        """Compares the counts with all live block tables. Raises AssertionError, saying what is wrong."""
         counts = Counter(block for table in tables for block in table)
         for leaving in self._leaving.values():
             counts.update(leaving)

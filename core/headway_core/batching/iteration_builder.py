@@ -1,5 +1,4 @@
-"""One iteration while it is being drawn up: decodes first, then prefill in order, evicting on the way where the rules
-allow it.
+"""Builds one iteration: decodes first, then prefill in order, with the evictions that the rules allow.
 
 The rules are stated on top of `headway_core.batching.scheduler`.
 """
@@ -11,24 +10,24 @@ from collections.abc import Sequence as Listing
 
 from headway_core.batching.plan import IterationPlan, IterationShape, PlanItem
 from headway_core.batching.preemption import victim_for_growth, victims_for_start
-from headway_core.batching.scheduler_state import SchedulerState
+from headway_core.batching.scheduler_state import NEVER, SchedulerState
 from headway_core.batching.scheduling_policies import IterationView, SchedulingPolicy
 from headway_core.batching.sequence import Sequence
 
 
 class IterationBuilder:
-    """Books are changed while it is drawn up, so a draft is always carried through to `plan`."""
+    """Changes the scheduler's state while it builds, so every builder is carried through to `plan`."""
 
     def __init__(
         self,
-        books: SchedulerState,
+        state: SchedulerState,
         policy: SchedulingPolicy,
         max_num_seqs: int,
         prefill_token_budget: int,
         plan_id: int,
         now: float,
     ) -> None:
-        self._books = books
+        self._state = state
         self._policy = policy
         self._max_num_seqs = max_num_seqs
         self._prefill_token_budget = prefill_token_budget
@@ -38,51 +37,51 @@ class IterationBuilder:
         self._prefills: dict[int, PlanItem] = {}
         self._budget = 0
         self._evicted = 0
-        self._steady = 0
+        self._stable_for = 0
         """Further iterations in which nobody who decodes ends or lacks a block."""
 
     # ------------------------------------------------------------ decodes
 
     def add_decodes(self) -> None:
         """Every running decode, one token each; evicts where a block is missing."""
-        books, decodes, plan_id, block_size = self._books, self._decodes, self._plan_id, self._books.block_size
-        least_left = least_slack = 1 << 62
-        for seq in list(books.decoding.values()):
+        state, decodes, plan_id, block_size = self._state, self._decodes, self._plan_id, self._state.block_size
+        least_left = least_slack = NEVER
+        for seq in list(state.decoding.values()):
             start = seq.num_computed + seq.num_inflight
             left = seq.most_tokens - 1 - start
             # Evicted since the loop began, or its last token is being sampled already.
-            if seq.row is None or left <= 0:
+            if seq.slot is None or left <= 0:
                 continue
             new_blocks: tuple[int, ...] = ()
             slack = len(seq.blocks) * block_size - start
             if slack <= 0:
-                if not self._make_room_for_one(seq):
+                if not self._free_a_block_for(seq):
                     continue
-                new_blocks = books.grow(seq)
+                new_blocks = state.grow(seq)
                 slack += block_size
             seq.num_inflight += 1
             seq.previous_plan = seq.last_plan
             seq.last_plan = plan_id
-            decodes[seq.seq_id] = PlanItem(seq.seq_id, seq.epoch, seq.row, start, 1, True, new_blocks)
+            decodes[seq.seq_id] = PlanItem(seq.seq_id, seq.epoch, seq.slot, start, 1, True, new_blocks)
             least_left = left if left < least_left else least_left
             least_slack = slack if slack < least_slack else least_slack
         if decodes:
-            # Each row that runs out of its last block takes one more for every `block_size` iterations.
-            blocks_each = books.pool.available // len(decodes)
-            self._steady = max(0, min(least_left - 2, least_slack - 1 + blocks_each * block_size))
+            # Each decode that runs out of its last block takes one more for every `block_size` iterations.
+            blocks_each = state.pool.available // len(decodes)
+            self._stable_for = max(0, min(least_left - 2, least_slack - 1 + blocks_each * block_size))
 
-    def _make_room_for_one(self, seq: Sequence) -> bool:
-        """Whether a block is available for this decode, after evictions if need be. False: it sits this iteration out,
+    def _free_a_block_for(self, seq: Sequence) -> bool:
+        """Whether a block is available for this decode, after evictions if need be. False: it is not in this iteration,
         or was evicted."""
-        pool = self._books.pool
+        pool = self._state.pool
         while not pool.available:
             if pool.coming:
                 return False
-            victim = victim_for_growth(seq, self._books.running_sequences(), self._policy.rank)
+            victim = victim_for_growth(seq, self._state.running_sequences(), self._policy.preemption_priority)
             if victim is None:
                 return False
             self._evict(victim)
-            self._books.counters.preemptions_for_blocks += 1
+            self._state.counters.preemptions_for_blocks += 1
             if victim is seq:
                 return False
         return True
@@ -91,71 +90,71 @@ class IterationBuilder:
 
     def add_prefills(self) -> None:
         """Hands out the budget to partial prefills and to those that wait, in one order."""
-        books, order = self._books, self._policy.order
-        if not books.prefilling and not books.waiting:
+        state, order = self._state, self._policy.order
+        if not state.prefilling and not state.waiting:
             return
-        partials = sorted(books.prefilling.values(), key=order)
+        partials = sorted(state.prefilling.values(), key=order)
         left = self._budget = self._choose_budget(partials)
         taken = at = 0
         may_start = True
         while left:
             partial = partials[taken] if taken < len(partials) else None
-            waiting = books.waiting.at(at) if may_start else None
+            waiting = state.waiting.at(at) if may_start else None
             if partial is not None and (waiting is None or order(partial) < waiting[0]):
                 taken += 1
-                if partial.row is not None:
-                    left -= self._add_chunk(partial, partial.row, left, ())
+                if partial.slot is not None:
+                    left -= self._add_chunk(partial, partial.slot, left, ())
             elif waiting is not None:
                 seq = waiting[1]
-                row = self._try_to_start(seq)
-                if row is not None:
-                    left -= self._add_chunk(seq, row, left, tuple(seq.blocks))
-                elif seq.promoted and books.running >= self._max_num_seqs:
-                    at += 1  # It waits for a slot; those that exchange one do not take it from it.
+                slot = self._try_to_start(seq)
+                if slot is not None:
+                    left -= self._add_chunk(seq, slot, left, tuple(seq.blocks))
+                elif seq.promoted and state.running >= self._max_num_seqs:
+                    at += 1  # It waits for a slot. Those behind it may still start in exchange for one that they evict.
                 else:
                     may_start = False
             else:
                 break
         for partial in partials[taken:]:
-            if partial.row is not None:
-                books.ageing.idle(partial, self._now)
+            if partial.slot is not None:
+                state.ageing.idle(partial, self._now)
 
     def _choose_budget(self, partials: list[Sequence]) -> int:
-        first = self._books.waiting.at(0)
+        first = self._state.waiting.at(0)
         begins_new = not partials or (first is not None and first[0] < self._policy.order(partials[0]))
         view = IterationView(
             prefill_token_budget=self._prefill_token_budget,
             decode_rows=len(self._decodes),
             context_tokens=_context(self._decodes.values()),
             prefill_start=0 if begins_new else partials[0].num_computed + partials[0].num_inflight,
-            deadlines=self._books.deadlines,
+            deadlines=self._state.deadlines,
         )
         return max(1, min(self._prefill_token_budget, self._policy.budget(view, self._now)))
 
-    def _add_chunk(self, seq: Sequence, row: int, most: int, new_blocks: tuple[int, ...]) -> int:
+    def _add_chunk(self, seq: Sequence, slot: int, most: int, new_blocks: tuple[int, ...]) -> int:
         """The next chunk of a running prefill, at most this many tokens; returns its length."""
-        books = self._books
+        state = self._state
         start = seq.num_computed + seq.num_inflight
         count = min(most, seq.prefill_end - start)
         samples = start + count == seq.prefill_end
         seq.num_inflight += count
         seq.previous_plan = seq.last_plan
         seq.last_plan = self._plan_id
-        books.ageing.working(seq, self._now)
+        state.ageing.working(seq, self._now)
         if samples:
-            books.decoding[seq.seq_id] = books.prefilling.pop(seq.seq_id)
-        self._prefills[seq.seq_id] = PlanItem(seq.seq_id, seq.epoch, row, start, count, samples, new_blocks)
+            state.decoding[seq.seq_id] = state.prefilling.pop(seq.seq_id)
+        self._prefills[seq.seq_id] = PlanItem(seq.seq_id, seq.epoch, slot, start, count, samples, new_blocks)
         return count
 
     def _try_to_start(self, seq: Sequence) -> int | None:
-        """Starts a waiting sequence if there is, or can be made, room for it; its row, or None."""
-        books, pool = self._books, self._books.pool
-        own_rank = self._policy.rank(seq)
-        may_evict = self._policy.preempts and any(rank < own_rank for rank in books.running_ranks)
-        lacks_slot = books.running >= self._max_num_seqs
+        """Starts a waiting sequence if it gets a slot and blocks, after evictions if need be; its slot, or None."""
+        state, pool = self._state, self._state.pool
+        own_priority = self._policy.preemption_priority(seq)
+        may_evict = self._policy.preempts and any(priority < own_priority for priority in state.running_priorities)
+        lacks_slot = state.running >= self._max_num_seqs
         if lacks_slot and not may_evict:
             return None
-        hits = books.find(seq)
+        hits = state.find(seq)
         blocks = self._blocks_to_start(seq)
         needed = blocks - len(hits) + self._headroom(seq, blocks, may_evict)
         short = needed - (pool.available - pool.unheld(hits))
@@ -166,27 +165,27 @@ class IterationBuilder:
             short = needed - (pool.available - pool.unheld(hits))
             if short > 0 or (lacks_slot and not gone):
                 return None
-        return books.start(seq, hits, blocks, self._now)
+        return state.start(seq, hits, blocks, self._now)
 
     def _blocks_to_start(self, seq: Sequence) -> int:
         # The last token that is generated is never computed.
         tokens = min(seq.num_tokens + 1, seq.most_tokens - 1) if self._policy.preempts else seq.most_tokens - 1
-        return self._books.blocks_for(max(tokens, seq.num_tokens))
+        return self._state.blocks_for(max(tokens, seq.num_tokens))
 
     def _headroom(self, seq: Sequence, blocks: int, may_evict: bool) -> int:
         """Blocks that must stay free besides its own, lest it is evicted again at once (rule 5)."""
         if not self._policy.preempts:
             return 0
-        for_others = 0 if may_evict else self._books.running
+        for_others = 0 if may_evict else self._state.running
         for_itself = 2**seq.preemptions if seq.preemptions else 0
-        return int(min(for_others + for_itself, self._books.pool.num_blocks - blocks))
+        return int(min(for_others + for_itself, self._state.pool.num_blocks - blocks))
 
     # ------------------------------------------------------------ evictions
 
     def _evict_for(self, seq: Sequence, short: int, hits: list[int], lacks_slot: bool) -> int:
         """Evicts lower classes until `seq` has a slot and the `short` blocks that it lacks; nobody if that cannot be.
         Returns how many."""
-        pool, kept = self._books.pool, frozenset(hits)
+        pool, kept = self._state.pool, frozenset(hits)
 
         def enough(victims: Listing[Sequence]) -> bool:
             freed = pool.freed_by((victim.blocks for victim in victims), apart_from=kept)
@@ -195,20 +194,20 @@ class IterationBuilder:
         if enough(()):
             return 0  # Blocks are on their way: nobody has to go.
         for_blocks = short > pool.coming
-        victims = victims_for_start(seq, self._books.running_sequences(), self._policy.rank, enough)
+        victims = victims_for_start(seq, self._state.running_sequences(), self._policy.preemption_priority, enough)
         for victim in victims:
             self._evict(victim)
         if for_blocks:
-            self._books.counters.preemptions_for_blocks += len(victims)
+            self._state.counters.preemptions_for_blocks += len(victims)
         else:
-            self._books.counters.preemptions_for_slots += len(victims)
+            self._state.counters.preemptions_for_slots += len(victims)
         return len(victims)
 
     def _evict(self, seq: Sequence) -> None:
         if self._decodes.pop(seq.seq_id, None) or self._prefills.pop(seq.seq_id, None):
             seq.last_plan = seq.previous_plan
         self._evicted += 1
-        self._books.preempt(seq, self._now)
+        self._state.preempt(seq, self._now)
 
     # ------------------------------------------------------------ the plan
 
@@ -216,12 +215,12 @@ class IterationBuilder:
         """The iteration as it is now; None when nothing is in it. `alone`: no other plan is in flight."""
         if not self._decodes and not self._prefills:
             return None
-        books, prefills = self._books, self._prefills.values()
-        undisturbed = alone and not prefills and not self._evicted and len(self._decodes) == books.running
+        state, prefills = self._state, self._prefills.values()
+        undisturbed = alone and not prefills and not self._evicted and len(self._decodes) == state.running
         plan = IterationPlan(
             plan_id=self._plan_id,
             items=(*self._decodes.values(), *prefills),
-            freed_rows=tuple(books.freed_rows),
+            freed_slots=tuple(state.freed_slots),
             shape=IterationShape(
                 prefill_tokens=sum(item.count for item in prefills),
                 prefill_pairs=sum(item.count * (2 * item.start + item.count) for item in prefills) // 2,
@@ -229,11 +228,11 @@ class IterationBuilder:
                 context_tokens=_context(self._decodes.values()),
                 sampled_rows=len(self._decodes) + sum(item.samples for item in prefills),
             ),
-            stable_for=self._steady if undisturbed else 0,
+            stable_for=self._stable_for if undisturbed else 0,
             prefill_budget=self._budget if prefills else 0,
         )
-        books.freed_rows = []
-        books.counters.iterations += 1
+        state.freed_slots = []
+        state.counters.iterations += 1
         return plan
 
 

@@ -29,30 +29,30 @@ class IterationShape:
 
 
 class PlanItem(NamedTuple):
-    """One sequence's part in an iteration: compute tokens [start, start + count) of it in batch row `row`."""
+    """One sequence's part in an iteration: compute tokens [start, start + count) of it in `slot` of the batch."""
 
     seq_id: int
     epoch: int
     """Another number after each eviction, always a larger one: results of an older epoch are dropped."""
-    row: int
-    """Persistent batch slot: the same sequence keeps it while it runs."""
+    slot: int
+    """Its place in the running batch, which it keeps while it runs."""
     start: int
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks an item for
     samples: bool
     """The last computed token's logits give a new token: only after the last known token of the sequence."""
     new_blocks: tuple[int, ...]
-    """Blocks appended to the row's block table now; in the first item of an epoch the whole table, shared prefix blocks
-    included."""
+    """Blocks appended to the slot's block table now. In the first item of an epoch: the whole table, shared prefix
+    blocks included."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """One iteration. `freed_rows` held sequences that left since the last plan: free them first, an item may use one of
-    them again."""
+    """One iteration. `freed_slots` held sequences that left since the last plan: free them first, since an item may use
+    one again."""
 
     plan_id: int
     items: tuple[PlanItem, ...]
-    freed_rows: tuple[int, ...]
+    freed_slots: tuple[int, ...]
     shape: IterationShape
     stable_for: int = 0
     """How many further iterations would be the same pure decode, if nobody arrived, was cancelled or ended before

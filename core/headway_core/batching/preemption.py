@@ -17,40 +17,40 @@ from headway_core.batching.sequence import Sequence
 
 SHIELDED_AFTER = 3
 
-Rank = Callable[[Sequence], int]
+PriorityOf = Callable[[Sequence], int]
 
 
-def oldest(running: Iterable[Sequence], rank: Rank) -> Sequence:
+def oldest(running: Iterable[Sequence], priority_of: PriorityOf) -> Sequence:
     """The one that must get to its end: the promoted one, or else the oldest of the highest class. `running` is not
     empty."""
-    return min(running, key=lambda seq: (not seq.promoted, -rank(seq), seq.arrival, seq.seq_id))
+    return min(running, key=lambda seq: (not seq.promoted, -priority_of(seq), seq.arrival, seq.seq_id))
 
 
-def victim_for_growth(asking: Sequence, running: Listing[Sequence], rank: Rank) -> Sequence | None:
+def victim_for_growth(asking: Sequence, running: Listing[Sequence], priority_of: PriorityOf) -> Sequence | None:
     """Who gives way so that the running sequence `asking` gets its next block; it may be itself. None: nobody may be
     evicted."""
-    kept = oldest(running, rank)
-    own = rank(asking)
+    kept = oldest(running, priority_of)
+    own = priority_of(asking)
     candidates = [
-        seq for seq in running if seq is not kept and (rank(seq) <= own or asking.promoted) and not seq.promoted
+        seq for seq in running if seq is not kept and (priority_of(seq) <= own or asking.promoted) and not seq.promoted
     ]
-    return min(candidates, key=lambda seq: _reluctance(seq, rank), default=None)
+    return min(candidates, key=lambda seq: _reluctance(seq, priority_of), default=None)
 
 
 def victims_for_start(
     asking: Sequence,
     running: Listing[Sequence],
-    rank: Rank,
+    priority_of: PriorityOf,
     enough: Callable[[Listing[Sequence]], bool],
 ) -> list[Sequence]:
     """The fewest needed of those that must give way before `asking` can start, in order of reluctance; empty when no
     choice is enough."""
     if not running:
         return []
-    kept = oldest(running, rank)
+    kept = oldest(running, priority_of)
     lower = sorted(
-        (seq for seq in running if rank(seq) < rank(asking) and not seq.promoted),
-        key=lambda seq: (seq is kept, *_reluctance(seq, rank)),
+        (seq for seq in running if priority_of(seq) < priority_of(asking) and not seq.promoted),
+        key=lambda seq: (seq is kept, *_reluctance(seq, priority_of)),
     )
     chosen: list[Sequence] = []
     for seq in lower:
@@ -67,10 +67,10 @@ def victims_for_start(
     return chosen
 
 
-def _reluctance(seq: Sequence, rank: Rank) -> tuple[bool, int, int, float, int]:
+def _reluctance(seq: Sequence, priority_of: PriorityOf) -> tuple[bool, int, int, float, int]:
     return (
         seq.preemptions >= SHIELDED_AFTER,
-        rank(seq),
+        priority_of(seq),
         seq.num_computed + seq.num_inflight,
         -seq.arrival,
         -seq.seq_id,

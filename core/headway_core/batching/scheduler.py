@@ -2,7 +2,7 @@
 
 1.  Every running decode is in every iteration; prefill gets what the budget leaves, in order: by default class,
     preempted first, arrival, a partial prefill or a new one alike. A partial prefill that gets nothing is paused and
-    keeps its row and blocks.
+    keeps its slot and blocks.
 2.  The prefill budget is the smaller of `prefill_token_budget` and what the policy says. At most `max_num_seqs` run.
     Lowering the knobs ends nobody: above the new value nobody starts, except in exchange for a lower class, one for
     one.
@@ -15,8 +15,8 @@
 5.  A sequence starts only if a block stays free for each that runs, unless a lower class runs; after its k-th eviction
     it resumes only if 2^k more do (as far as the pool has them). Therefore its own class evicts it at most 1 +
     log2(blocks of the pool) times: after so many it starts in an otherwise empty pool, is the oldest of its class from
-    then on, and the oldest is never evicted. Higher classes may evict it more often, until it has waited `patience`
-    seconds in all: then it is promoted, goes before everybody, and is not evicted any more
+    then on, and the oldest is never evicted. Higher classes may evict it more often, until it has waited
+    `promote_after` seconds in all: then it is promoted, goes before all others, and is not evicted any more
     (`headway_core.batching.ageing`).
 6.  `schedule` may be called again before `complete`: a decode then continues on the token that is still being sampled.
     What such a plan computes for a sequence that has ended or was evicted is dropped, and blocks given up are not used
@@ -54,7 +54,7 @@ class Scheduler:
     ) -> None:
         self.policy: SchedulingPolicy = PriorityPreemptive() if policy is None else policy
         self.set_knobs(knobs)
-        self._books = SchedulerState(num_blocks, block_size, self.policy, prefix_caching)
+        self._state = SchedulerState(num_blocks, block_size, self.policy, prefix_caching)
         self._in_flight: dict[int, IterationPlan] = {}
         self._plan_id = 0
         self._stable_for = 0
@@ -69,24 +69,24 @@ class Scheduler:
             Unschedulable: the pool could never hold its prompt and one token more, or its explicit max_tokens.
             ValueError: a sequence of this number is here already, or it is not new.
         """
-        if seq.seq_id in self._books.sequences or seq.state is not State.WAITING:
+        if seq.seq_id in self._state.sequences or seq.state is not State.WAITING:
             raise ValueError(f"sequence {seq.seq_id} was added before")
-        room = self.total_blocks * self._books.block_size
+        pool_tokens = self.total_blocks * self._state.block_size
         least = seq.num_prompt + (1 if seq.max_tokens is None else seq.max_tokens)
-        if least > room:
-            raise Unschedulable(least, room)
-        seq.most_tokens = room if seq.max_tokens is None else least
+        if least > pool_tokens:
+            raise Unschedulable(least, pool_tokens)
+        seq.most_tokens = pool_tokens if seq.max_tokens is None else least
         self._stable_for = 0
-        self._books.enter(seq, now)
+        self._state.enter(seq, now)
 
     def cancel(self, seq_id: int, now: float) -> bool:
         """Ends a sequence in whatever state it is; False when there is none of this number. No event follows."""
-        seq = self._books.sequences.get(seq_id)
+        seq = self._state.sequences.get(seq_id)
         if seq is None:
             return False
         self._stable_for = 0
-        self._books.leave(seq, now)
-        self._books.counters.cancelled += 1
+        self._state.leave(seq, now)
+        self._state.counters.cancelled += 1
         return True
 
     def set_knobs(self, knobs: Knobs) -> None:
@@ -107,15 +107,15 @@ class Scheduler:
         complete)."""
         self._plan_id += 1
         self._stable_for = 0
-        overdue = self._books.ageing.overdue(now)
+        overdue = self._state.ageing.overdue(now)
         if overdue is not None:
-            self._books.promote(overdue)
-        draft = IterationBuilder(
-            self._books, self.policy, self.max_num_seqs, self.prefill_token_budget, self._plan_id, now
+            self._state.promote(overdue)
+        builder = IterationBuilder(
+            self._state, self.policy, self.max_num_seqs, self.prefill_token_budget, self._plan_id, now
         )
-        draft.add_decodes()
-        draft.add_prefills()
-        plan = draft.plan(alone=not self._in_flight)
+        builder.add_decodes()
+        builder.add_prefills()
+        plan = builder.plan(alone=not self._in_flight)
         if plan is not None:
             self._in_flight[plan.plan_id] = plan
         return plan
@@ -138,10 +138,10 @@ class Scheduler:
                     f"plan {plan.plan_id} sampled for sequence {seq_id}, and the result has no outcome for it"
                 )
         del self._in_flight[plan.plan_id]
-        books = self._books
-        books.pool.complete(plan.plan_id)
-        events, books.events = books.events, []
-        sequences, token = books.sequences, EventKind.TOKEN
+        state = self._state
+        state.pool.complete(plan.plan_id)
+        events, state.events = state.events, []
+        sequences, token = state.sequences, EventKind.TOKEN
         sampled = ended = 0
         for seq_id, epoch, _, start, count, samples, _ in plan.items:
             seq = sequences.get(seq_id)
@@ -153,7 +153,7 @@ class Scheduler:
                 self._count_prefill(seq, start, count)
             seq.num_computed += count
             if seq.num_computed >= seq.publish_at:
-                books.publish(seq)
+                state.publish(seq)
             if not samples:
                 continue
             if prefill:
@@ -162,11 +162,11 @@ class Scheduler:
             sampled += 1
             events.append(Event(token, seq_id))
             if outcomes[seq_id, epoch] or seq.num_tokens >= seq.most_tokens:
-                books.leave(seq, now)
+                state.leave(seq, now)
                 ended += 1
                 events.append(Event(EventKind.FINISHED, seq_id))
-        books.counters.output_tokens += sampled
-        books.counters.finished += ended
+        state.counters.output_tokens += sampled
+        state.counters.finished += ended
         self._stable_for = 0 if ended else plan.stable_for
         return tuple(events)
 
@@ -183,63 +183,62 @@ class Scheduler:
         if not 0 <= iterations <= self._stable_for:
             raise ValueError(f"{iterations} iterations asked for, and {self._stable_for} are known to be alike")
         self._stable_for -= iterations
-        books = self._books
-        for seq in books.decoding.values():
+        state = self._state
+        for seq in state.decoding.values():
             seq.num_computed += iterations
             seq.num_tokens += iterations
-            while len(seq.blocks) * books.block_size < seq.num_computed:
-                books.grow(seq)
+            while len(seq.blocks) * state.block_size < seq.num_computed:
+                state.grow(seq)
             if seq.num_computed >= seq.publish_at:
-                books.publish(seq)
-        books.counters.iterations += iterations
-        books.counters.output_tokens += iterations * len(books.decoding)
+                state.publish(seq)
+        state.counters.iterations += iterations
+        state.counters.output_tokens += iterations * len(state.decoding)
 
     # ------------------------------------------------------------ what it says about itself
 
     @property
     def total_blocks(self) -> int:
         """Blocks of the pool."""
-        return self._books.pool.num_blocks
+        return self._state.pool.num_blocks
 
     @property
     def counters(self) -> SchedulerCounters:
         """Totals since the beginning."""
-        return self._books.counters
+        return self._state.counters
 
     @property
     def released_blocks(self) -> int:
         """Blocks that became available again since the beginning."""
-        return self._books.pool.released
+        return self._state.pool.released
 
     def __len__(self) -> int:
-        return len(self._books.sequences)
+        return len(self._state.sequences)
 
-    def load(self, now: float) -> SchedulerLoad:
+    def load(self) -> SchedulerLoad:
         """How much it holds now."""
-        running = self._books.running
+        running = self._state.running
         return SchedulerLoad(
-            at=now,
             running=running,
-            waiting=len(self._books.sequences) - running,
+            waiting=len(self._state.sequences) - running,
             free_slots=max(0, self.max_num_seqs - running),
-            free_blocks=self._books.pool.available,
-            cached_blocks=self._books.pool.num_cached,
-            classes=self._books.tally.classes(),
+            free_blocks=self._state.pool.available,
+            cached_blocks=self._state.pool.num_cached,
+            classes=self._state.tally.classes(),
         )
 
     def check(self) -> None:
-        """Proves that all books agree; for tests. Raises AssertionError."""
-        self._books.check()
+        """Checks that all parts of the state agree; for tests. Raises AssertionError."""
+        self._state.check()
 
     def _count_prefill(self, seq: Sequence, start: int, count: int) -> None:
-        again = max(0, min(start + count, seq.high_water) - start)
+        again = max(0, min(start + count, seq.max_computed) - start)
         self.counters.recomputed_tokens += again
         self.counters.prefill_tokens += count - again
-        self._books.tally.prefilled(seq, count)
+        self._state.tally.prefilled(seq, count)
 
     def _first_token(self, seq: Sequence, now: float) -> None:
         """Its prefill is complete, for the first time or again."""
-        self._books.deadlines.join(seq)
+        self._state.deadlines.join(seq)
         if seq.first_token_at is None:
             seq.first_token_at = now
-            self._books.prompt_computed(seq, now)
+            self._state.prompt_computed(seq, now)

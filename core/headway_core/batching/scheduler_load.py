@@ -13,8 +13,6 @@ from headway_core.contract.reports import ClassLoad
 class SchedulerLoad:
     """The present: the part of `headway_core.contract.reports.RuntimeReport` that the scheduler knows."""
 
-    at: float
-    """The `now` of the question, seconds."""
     running: int
     waiting: int
     """Waiting, preempted and held back: all that hold nothing."""
@@ -72,14 +70,14 @@ class ClassTally:
 
     def prefilled(self, seq: Sequence, tokens: int) -> None:
         """So many fewer of its tokens remain."""
-        self._counts[seq.rank][2] -= tokens
+        self._counts[seq.priority][2] -= tokens
 
     def classes(self) -> tuple[ClassLoad, ...]:
         """The classes that have somebody here, the highest first."""
-        return tuple(ClassLoad(rank, *self._counts[rank]) for rank in sorted(self._counts, reverse=True))
+        return tuple(ClassLoad(priority, *self._counts[priority]) for priority in sorted(self._counts, reverse=True))
 
     def check(self, sequences: Iterable[Sequence]) -> None:
-        """Proves the tally against all sequences. Raises AssertionError."""
+        """Compares the tally with all sequences. Raises AssertionError."""
         fresh = ClassTally()
         for seq in sequences:
             fresh.put_in(seq)
@@ -87,8 +85,8 @@ class ClassTally:
             raise AssertionError(f"the tally says {self.classes()}, the sequences {fresh.classes()}")
 
     def _count(self, seq: Sequence, sign: int) -> None:
-        counts = self._counts.setdefault(seq.rank, [0, 0, 0])
+        counts = self._counts.setdefault(seq.priority, [0, 0, 0])
         counts[seq.state is State.RUNNING] += sign
         counts[2] += sign * seq.remaining_prefill
         if not counts[0] and not counts[1]:
-            del self._counts[seq.rank]
+            del self._counts[seq.priority]

@@ -1,4 +1,4 @@
-"""Everything the scheduler holds, and the moves that change it: each is one method that leaves all books in agreement.
+"""Everything the scheduler holds, and the moves that change it: each is one method that leaves all parts consistent.
 
 No decisions here: who starts, who is evicted and how much is computed is `headway_core.batching.scheduler`'s.
 """
@@ -23,7 +23,7 @@ NEVER = 1 << 62
 
 
 class SchedulerState:
-    """Sequences, blocks, rows, queues and counts of one engine."""
+    """Sequences, blocks, slots, queues and counts of one engine."""
 
     def __init__(self, num_blocks: int, block_size: int, policy: SchedulingPolicy, prefix_caching: bool) -> None:
         if block_size < 1:
@@ -40,25 +40,25 @@ class SchedulerState:
         """Running, and part of their prefill is in no plan yet."""
         self.decoding: dict[int, Sequence] = {}
         """Running, and all of their prefill is computed or in flight."""
-        self.ageing = Ageing(policy.patience)
+        self.ageing = Ageing(policy.promote_after)
         self.deadlines = TokenDeadlines()
         self.tally = ClassTally()
         self.counters = SchedulerCounters()
-        self.running_ranks: Counter[int] = Counter()
-        """The policy's rank → how many run with it; none that nobody has."""
+        self.running_priorities: Counter[int] = Counter()
+        """The policy's `preemption_priority` → how many run with it; only priorities that somebody has."""
         self.events: list[Event] = []
-        self.freed_rows: list[int] = []
-        self._free_rows: list[int] = []
-        self._rows = 0
+        self.freed_slots: list[int] = []
+        self._free_slots: list[int] = []
+        self._slots = 0
         self._epochs = 0
 
     @property
     def running(self) -> int:
-        """Sequences that hold a row."""
+        """Sequences that hold a slot."""
         return len(self.prefilling) + len(self.decoding)
 
     def running_sequences(self) -> list[Sequence]:
-        """Those that hold a row."""
+        """Those that hold a slot."""
         return [*self.prefilling.values(), *self.decoding.values()]
 
     def blocks_for(self, tokens: int) -> int:
@@ -83,7 +83,7 @@ class SchedulerState:
             self._wait(seq, now)
 
     def start(self, seq: Sequence, hits: list[int], blocks: int, now: float) -> int:
-        """A waiting sequence gets a row, which is returned, and `blocks` blocks, of which it finds `hits` in the
+        """A waiting sequence gets a slot, which is returned, and `blocks` blocks, of which it finds `hits` in the
         cache."""
         self.waiting.remove(seq)
         self.ageing.working(seq, now)
@@ -96,26 +96,26 @@ class SchedulerState:
         seq.prefill_end = seq.num_tokens
         seq.num_published = len(hits)
         seq.publish_at = seq.num_computed + self.block_size if self.prefix_caching else NEVER
-        if self._free_rows:
-            row = heapq.heappop(self._free_rows)
+        if self._free_slots:
+            slot = heapq.heappop(self._free_slots)
         else:
-            row = self._rows
-            self._rows += 1
-        seq.row = row
+            slot = self._slots
+            self._slots += 1
+        seq.slot = slot
         if resumed:
             self.counters.resumed_hit_tokens += seq.num_computed
         else:
             self.counters.prefix_hit_tokens += seq.num_computed
             seq.cached_tokens = seq.num_computed
         self.prefilling[seq.seq_id] = seq
-        self.running_ranks[self.policy.rank(seq)] += 1
+        self.running_priorities[self.policy.preemption_priority(seq)] += 1
         self.tally.put_in(seq)
-        return row
+        return slot
 
     def preempt(self, seq: Sequence, now: float) -> None:
         """A running sequence loses what it holds and waits again; what it has in flight is dropped."""
         self.tally.take_out(seq)
-        seq.high_water = max(seq.high_water, seq.num_computed)
+        seq.max_computed = max(seq.max_computed, seq.num_computed)
         self._release(seq)
         seq.move(Move.PREEMPT)
         seq.preemptions += 1
@@ -167,24 +167,24 @@ class SchedulerState:
             self.waiting.add(seq)
 
     def check(self) -> None:
-        """Proves that all books agree. Raises AssertionError; meant for tests, since it looks at everything."""
+        """Checks that all parts agree. Raises AssertionError; for tests, since it reads every sequence and block."""
         running = self.running_sequences()
         self.pool.check(seq.blocks for seq in running)
         self.tally.check(self.sequences.values())
-        rows = {seq.row for seq in running}
-        if None in rows or len(rows) != len(running) or len(rows) + len(self._free_rows) != self._rows:
+        slots = {seq.slot for seq in running}
+        if None in slots or len(slots) != len(running) or len(slots) + len(self._free_slots) != self._slots:
             raise AssertionError(
-                f"{len(running)} run in rows {rows}, {len(self._free_rows)} of {self._rows} rows are free"
+                f"{len(running)} run in slots {slots}, {len(self._free_slots)} of {self._slots} slots are free"
             )
-        ranks = Counter(map(self.policy.rank, running))
-        if ranks != self.running_ranks:
-            raise AssertionError(f"{ranks} run, and the books say {self.running_ranks}")
+        priorities = Counter(map(self.policy.preemption_priority, running))
+        if priorities != self.running_priorities:
+            raise AssertionError(f"{priorities} run, and the state says {self.running_priorities}")
         if len(running) + len(self.waiting) + len(self.groups) != len(self.sequences):
             raise AssertionError(f"{len(self.sequences)} sequences are not where they should be")
         for seq in self.sequences.values():
             runs = seq.state is State.RUNNING
             places = (seq.seq_id in self.prefilling) + (seq.seq_id in self.decoding)
-            if places != runs or runs != (seq.row is not None) or runs != bool(seq.blocks):
+            if places != runs or runs != (seq.slot is not None) or runs != bool(seq.blocks):
                 raise AssertionError(
                     f"sequence {seq.seq_id} is {seq.state.value} and holds what it should not, or not what it should"
                 )
@@ -196,14 +196,14 @@ class SchedulerState:
         self.ageing.idle(seq, now)
 
     def _release(self, seq: Sequence) -> None:
-        if seq.row is not None:
-            heapq.heappush(self._free_rows, seq.row)
-            self.freed_rows.append(seq.row)
-            seq.row = None
-        rank = self.policy.rank(seq)
-        self.running_ranks[rank] -= 1
-        if not self.running_ranks[rank]:
-            del self.running_ranks[rank]
+        if seq.slot is not None:
+            heapq.heappush(self._free_slots, seq.slot)
+            self.freed_slots.append(seq.slot)
+            seq.slot = None
+        priority = self.policy.preemption_priority(seq)
+        self.running_priorities[priority] -= 1
+        if not self.running_priorities[priority]:
+            del self.running_priorities[priority]
         self.pool.release(seq.blocks, after=seq.last_plan)
         seq.blocks = []
         self.prefilling.pop(seq.seq_id, None)

@@ -1,8 +1,8 @@
 """What differs between one way of serving and another: the order, who may be evicted, and how much prefill an iteration
 carries.
 
-The scheduler keeps the books and the rules that hold for all of them; a policy has an opinion and no state of its own
-about sequences.
+The scheduler keeps the state and the rules that hold for all policies; a policy keeps no state of its own about
+sequences.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headway_core.batching.waiting_queue import Key
 
 @dataclass(frozen=True, slots=True)
 class IterationView:
-    """The iteration being drawn up, when its decodes are in and prefill waits."""
+    """The iteration being built, when its decodes are in and its prefill is not."""
 
     prefill_token_budget: int
     """The knob: most prefill tokens of an iteration."""
@@ -34,21 +34,21 @@ class SchedulingPolicy(Protocol):
 
     @property
     def preempts(self) -> bool:
-        """Whether sequences are evicted for blocks, and for slots where `rank` differs.
+        """Whether sequences are evicted for blocks, and for slots where `preemption_priority` differs.
 
         False: a sequence starts only when there is room for its whole length, which it then holds to its end.
         """
 
     @property
-    def patience(self) -> float | None:
+    def promote_after(self) -> float | None:
         """Seconds of waiting after which a sequence goes before everybody (`headway_core.batching.ageing`); None:
         never."""
 
     def order(self, seq: Sequence, /) -> Key:
         """Smaller goes first."""
 
-    def rank(self, seq: Sequence, /) -> int:
-        """Its class when it comes to evicting: only a lower rank gives way to a newcomer, and the lowest gives way
+    def preemption_priority(self, seq: Sequence, /) -> int:
+        """Its class when it comes to evicting: only a lower priority gives way to a newcomer, and the lowest gives way
         first."""
 
     def budget(self, view: IterationView, now: float, /) -> int:
@@ -73,13 +73,13 @@ class Fcfs:
     holds up all."""
 
     preempts: bool = False
-    patience: float | None = None
+    promote_after: float | None = None
 
     def order(self, seq: Sequence) -> Key:
         """By arrival alone."""
         return (seq.arrival, seq.seq_id)
 
-    def rank(self, _seq: Sequence) -> int:
+    def preemption_priority(self, _seq: Sequence) -> int:
         """One class for all."""
         return 0
 
@@ -94,13 +94,13 @@ class ShortestJobFirst:
     jobs alive."""
 
     preempts: bool = True
-    patience: float | None = 30.0
+    promote_after: float | None = 30.0
 
     def order(self, seq: Sequence) -> Key:
         """The promoted one, then by remaining tokens."""
         return (not seq.promoted, seq.remaining_prefill + seq.remaining_outputs, seq.arrival, seq.seq_id)
 
-    def rank(self, _seq: Sequence) -> int:
+    def preemption_priority(self, _seq: Sequence) -> int:
         """One class for all."""
         return 0
 
@@ -115,15 +115,15 @@ class PriorityPreemptive:
     lower one."""
 
     preempts: bool = True
-    patience: float | None = 60.0
+    promote_after: float | None = 60.0
 
     def order(self, seq: Sequence) -> Key:
         """The promoted one, then class, preempted first, arrival."""
-        return (not seq.promoted, -seq.rank, seq.preemptions == 0, seq.arrival, seq.seq_id)
+        return (not seq.promoted, -seq.priority, seq.preemptions == 0, seq.arrival, seq.seq_id)
 
-    def rank(self, seq: Sequence) -> int:
+    def preemption_priority(self, seq: Sequence) -> int:
         """The class's priority."""
-        return seq.rank
+        return seq.priority
 
     def budget(self, view: IterationView, _now: float) -> int:
         """All that the knob allows."""

@@ -15,9 +15,9 @@ class State(Enum):
     in the cache."""
 
     WAITING = "waiting"
-    """Never ran: holds neither row nor blocks."""
+    """Never ran: holds neither slot nor blocks."""
     RUNNING = "running"
-    """Holds a row and blocks. A partial prefill that gets no budget for a while is paused here and keeps both."""
+    """Holds a slot and blocks. A partial prefill that gets no budget for a while is paused here and keeps both."""
     PREEMPTED = "preempted"
     """Was evicted: holds nothing, and computes all its tokens again when it resumes."""
     FINISHED = "finished"
@@ -52,8 +52,8 @@ class Sequence:
 
     seq_id: int
     """Unique among the sequences that the scheduler knows."""
-    rank: int
-    """Priority class: higher goes first."""
+    priority: int
+    """Its class's priority: higher goes first."""
     arrival: float
     """Seconds, on the clock that is passed as `now`."""
     num_prompt: int
@@ -90,23 +90,23 @@ class Sequence:
     """Its first blocks that can be found by others, or need not be since their content was known already."""
     publish_at: int = 0
     """The number of computed tokens at which another block is full."""
-    row: int | None = None
-    last_plan: int = -1
+    slot: int | None = None
+    last_plan: int | None = None
     """The newest plan that reads or writes its blocks."""
-    previous_plan: int = -1
-    """The one before that, in case the newest is still being drawn up and the sequence is taken out of it."""
+    previous_plan: int | None = None
+    """The one before that: `last_plan` again if the sequence is evicted while the newest is being built."""
     first_token_at: float | None = None
     preemptions: int = 0
-    high_water: int = 0
+    max_computed: int = 0
     """Most tokens that were ever computed before an eviction: computing below this is recomputing."""
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache when it first started."""
     idle_since: float | None = None
-    """Since when it has been waiting for its turn (or paused); None while it works."""
+    """Since when it has been waiting or paused; None while it is in iterations."""
     waited: float = 0.0
     """Seconds that it waited or was paused before `idle_since`."""
     promoted: bool = False
-    """It waited too long and now goes before everybody (`headway_core.batching.ageing`)."""
+    """It waited longer than `promote_after` and goes before all others now (`headway_core.batching.ageing`)."""
 
     def __post_init__(self) -> None:
         if self.num_prompt < 1:

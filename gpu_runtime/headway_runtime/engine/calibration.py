@@ -85,12 +85,12 @@ class Calibration:
         items = self._items(shape)
         for item in items:
             known = np.arange(item.start + item.count, dtype=np.int32) % self._runner.vocab_size
-            self._runner.bind(item.row, known, _SAMPLING, len(known))
+            self._runner.bind(item.slot, known, _SAMPLING, len(known))
         began = self._clock()
         self._runner.execute(items)
         elapsed = self._clock() - began
         for item in items:
-            self._runner.free(item.row)
+            self._runner.free(item.slot)
         return elapsed if self._pace is None else max(elapsed, self._pace.seconds(shape))
 
     def _items(self, shape: IterationShape) -> list[PlanItem]:

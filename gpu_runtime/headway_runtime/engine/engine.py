@@ -1,7 +1,7 @@
 """The engine: one `step` is schedule, execute, account. It knows token ids and counts; no text, no sockets.
 
-Decisions are `headway_core.batching`'s, tensors are `ModelRunner`'s; here they meet: token histories, end tokens,
-limits, books.
+Decisions are `headway_core.batching`'s, tensors are `ModelRunner`'s; here they meet: token histories, end tokens
+and knobs.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class LiveSequence:
     """Prompt and output; the first `length` entries are known."""
     length: int
     ending: frozenset[int]
-    bound_epoch: int = -1
-    """The epoch for which its row was bound; -1 before the first."""
+    bound_epoch: int | None = None
+    """The epoch for which its slot was bound; None before the first."""
 
     def append(self, token: int) -> None:
         """One more token."""
@@ -145,7 +145,7 @@ class Engine:
         asked.params.check_vocabulary(self._runner.vocab_size)
         seq = Sequence(
             seq_id=asked.seq_id,
-            rank=asked.priority,
+            priority=asked.priority,
             arrival=asked.arrival,
             num_prompt=len(asked.prompt),
             max_tokens=asked.max_tokens,
@@ -190,7 +190,7 @@ class Engine:
         if plan is None:
             return None
         began = now if self._ended_at is None else self._ended_at
-        knobs, load = self.scheduler.knobs, self.scheduler.load(now)
+        knobs, load = self.scheduler.knobs, self.scheduler.load()
         predicted = self._step_clock.predict(plan.shape)
         output = self._execute(plan)
         if self._stretch is not None:
@@ -220,12 +220,12 @@ class Engine:
         return ended
 
     def _execute(self, plan: IterationPlan) -> StepOutput:
-        for row in plan.freed_rows:
-            self._runner.free(row)
+        for slot in plan.freed_slots:
+            self._runner.free(slot)
         for item in plan.items:
             live = self._live[item.seq_id]
             if live.bound_epoch != item.epoch:
-                self._runner.bind(item.row, live.tokens[: live.length], live.asked.params, len(live.asked.prompt))
+                self._runner.bind(item.slot, live.tokens[: live.length], live.asked.params, len(live.asked.prompt))
                 live.bound_epoch = item.epoch
         return self._runner.execute(plan.items)
 

@@ -71,7 +71,7 @@ class EngineStats:
 
     def snapshot(self, now: float) -> EngineLoad:
         """Everything, as of now."""
-        load, counters = self._scheduler.load(now), self._scheduler.counters
+        load, counters = self._scheduler.load(), self._scheduler.counters
         mix = self._mix(now)
         return EngineLoad(
             running=load.running,

@@ -1,7 +1,7 @@
-"""The engine process: opens the model, measures it, then steps for as long as the server's end of the link is open.
+"""The engine process: opens the model, measures it, then steps for as long as the server's end of the channel is open.
 
 Started as ``python -m headway_runtime.engine.process FD`` with one end of a socket pair. It ignores SIGINT and SIGTERM,
-which a terminal or a container sends to the whole group: the server decides when it is over, and closing the link is
+which a terminal or a container sends to the whole group: the server decides when it is over, and closing the channel is
 how it says so.
 """
 
@@ -50,8 +50,8 @@ _SPINS_ALLOWED = 1000
 
 
 class EngineLoop:
-    """An engine with its books, its model's clock and its log; built from settings, run on a link. `tell` hears how the
-    building goes."""
+    """An engine with its statistics, its step-time model and its log; built from settings, run on a channel. `tell` is
+    given lines of progress."""
 
     def __init__(self, settings: EngineSettings, eos_ids: list[int], tell: Callable[[str], None]) -> None:
         began = time.monotonic()
@@ -94,7 +94,7 @@ class EngineLoop:
             prefix_caching=settings.prefix_caching,
             stretch=None if settings.pace is None else Pace.parse(settings.pace).stretch,
         )
-        self._books = EngineStats(scheduler, model, self.limits)
+        self._stats = EngineStats(scheduler, model, self.limits)
         self._runner = runner
         self._log: IO[str] | None = None
         if settings.iteration_log is not None:
@@ -108,14 +108,14 @@ class EngineLoop:
             self.limits, self._runner.vocab_size, tuple(sorted(self._runner.eos_ids)), self._runner.kv_bytes_per_token
         )
 
-    def run(self, link: EngineChannel) -> None:
-        """Steps until the link closes; then LinkClosed is raised."""
+    def run(self, channel: EngineChannel) -> None:
+        """Steps until the channel closes; then ChannelClosed is raised."""
         spins = 0
-        link.send(StepReport(self._applied, load=self._books.snapshot(time.monotonic())).pack())
+        channel.send(StepReport(self._applied, load=self._stats.snapshot(time.monotonic())).pack())
         while True:
             if self.engine.idle:
-                self._books.idle()
-            messages = link.drain(wait=self.engine.idle)
+                self._stats.idle()
+            messages = channel.drain(wait=self.engine.idle)
             for message in messages:
                 self._apply(Commands.unpack(message))
             step = self.engine.step()
@@ -123,20 +123,20 @@ class EngineLoop:
             if spins > _SPINS_ALLOWED:
                 raise RuntimeError("the scheduler holds sequences and plans nothing")
             if step is not None or messages:
-                link.send(self._report(step, news=bool(messages)).pack())
+                channel.send(self._report(step, news=bool(messages)).pack())
 
     def _apply(self, commands: Commands) -> None:
         for finished in self.engine.apply(commands):
-            self._books.left(finished)
+            self._stats.left(finished)
         self._applied = commands.number
 
     def _report(self, step: StepRecord | None, *, news: bool) -> StepReport:
         now = time.monotonic()
         if step is None:
-            return StepReport(self._applied, ended=self.engine.take_ended(), load=self._books.snapshot(now))
+            return StepReport(self._applied, ended=self.engine.take_ended(), load=self._stats.snapshot(now))
         for finished in step.finished:
-            self._books.left(finished)
-        self._books.stepped(step.plan, step.load, began=step.began, ended=step.began + step.elapsed)
+            self._stats.left(finished)
+        self._stats.stepped(step.plan, step.load, began=step.began, ended=step.began + step.elapsed)
         if self._log is not None:
             try:
                 self._log.write(json.dumps(self._log_entry(step)) + "\n")
@@ -145,7 +145,7 @@ class EngineLoop:
                 self._log = None
         load = None
         if news or self.engine.idle or now - self._load_at >= LOAD_INTERVAL:
-            load, self._load_at = self._books.snapshot(now), now
+            load, self._load_at = self._stats.snapshot(now), now
         return StepReport(self._applied, step.tokens, step.ended, step.elapsed, step.predicted, load)
 
     def _log_entry(self, step: StepRecord) -> dict[str, Any]:
@@ -231,35 +231,35 @@ def _calibrate(
     return budget
 
 
-def _end_with_server(link: socket.socket) -> None:
-    """Waits until the server's end of the link is closed and ends this process: loading and measuring take long and
+def _end_with_server(server: socket.socket) -> None:
+    """Waits until the server's end of the channel is closed and ends this process: loading and measuring take long and
     read no messages."""
     poll = select.poll()
-    poll.register(link, 0)  # A hang-up is reported whatever is asked for.
+    poll.register(server, 0)  # A hang-up is reported whatever is asked for.
     poll.poll()
     os._exit(0)
 
 
 def main() -> int:
-    """Runs the process; the exit status is 0 when the link closed, 2 when the model or the settings cannot be
+    """Runs the process; the exit status is 0 when the channel closed, 2 when the model or the settings cannot be
     served."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     server = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_with_server, args=(server,), daemon=True).start()
-    link = EngineChannel(server)
+    channel = EngineChannel(server)
 
     def tell(text: str) -> None:
         say(text)
-        link.send({"progress": text})
+        channel.send({"progress": text})
 
     try:
-        start = link.drain(wait=True)[0]
+        start = channel.drain(wait=True)[0]
         loop = EngineLoop(EngineSettings(**start["settings"]), start["eos_ids"], tell)
         gc.collect()
         gc.freeze()  # what is here by now stays: a collection that walked all of torch would hold up a step
-        link.send(loop.ready().pack())
-        loop.run(link)
+        channel.send(loop.ready().pack())
+        loop.run(channel)
     except ChannelClosed:
         return 0
     except HeadwayError as error:

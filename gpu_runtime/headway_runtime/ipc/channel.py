@@ -43,7 +43,7 @@ class Unframer:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """The messages that `data` completes. Raises LinkClosed when the stream cannot be one of ours."""
+        """The messages that `data` completes. Raises ChannelClosed when the stream cannot be one of ours."""
         self._buffer += data
         messages = []
         at = 0
@@ -86,7 +86,7 @@ class EngineChannel:
         """Messages that have arrived; with `wait`, at least one is waited for (and pending output is flushed
         meanwhile).
 
-        Raises LinkClosed when the server's end is closed.
+        Raises ChannelClosed when the server's end is closed.
         """
         messages: list[dict[str, Any]] = []
         while True:
@@ -97,7 +97,7 @@ class EngineChannel:
             select.select([self._socket], [self._socket] if self._unsent else [], [])
 
     def send(self, message: dict[str, Any]) -> None:
-        """Hands over one message. Raises LinkClosed when the server is gone, or has left `max_unsent` bytes unread."""
+        """Hands over one message. Raises ChannelClosed when the server is gone or leaves `max_unsent` bytes unread."""
         self._unsent += frame(message)
         self._flush()
         if len(self._unsent) > self._max_unsent:
@@ -113,7 +113,7 @@ class EngineChannel:
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
             if not data:
-                raise ChannelClosed("the server closed the link")
+                raise ChannelClosed("the server closed the channel")
             messages += self._unframer.feed(data)
             if len(data) < _READ_BYTES:
                 return messages

@@ -60,7 +60,7 @@ class Commands:
     knobs: Knobs | None = None
 
     def pack(self) -> dict[str, Any]:
-        """As a map for the link."""
+        """As a map for the channel."""
         return {
             "number": self.number,
             "add": [
@@ -116,7 +116,7 @@ class Ready:
     kv_bytes_per_token: int
 
     def pack(self) -> dict[str, Any]:
-        """As a map for the link."""
+        """As a map for the channel."""
         return {
             "limits": astuple(self.limits),
             "vocab_size": self.vocab_size,
@@ -161,7 +161,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """The engine's books at one moment. Counters grow from boot."""
+    """The engine's load at one moment. Counters grow from boot."""
 
     running: int
     waiting: int
@@ -191,7 +191,7 @@ class EngineLoad:
     """``kind/cause`` → count."""
 
     def pack(self) -> dict[str, Any]:
-        """As a map for the link."""
+        """As a map for the channel."""
         data = {field.name: getattr(self, field.name) for field in fields(self)}
         data["knobs"] = astuple(self.knobs)
         data["classes"] = [astuple(one) for one in self.classes]
@@ -228,7 +228,7 @@ class StepReport:
     load: EngineLoad | None = None
 
     def pack(self) -> dict[str, Any]:
-        """As a map for the link: token columns as int32 bytes, the rare rest as short lists."""
+        """As a map for the channel: token columns as int32 bytes, the rare rest as short lists."""
         return {
             "applied": self.applied,
             "seqs": np.array([one.seq_id for one in self.tokens], dtype="<i8").tobytes(),

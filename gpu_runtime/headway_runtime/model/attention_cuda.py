@@ -61,7 +61,7 @@ class CudaAttention:
     def begin(self, batch: FlatBatch) -> None:
         """Lay out one iteration: where its new keys go, and what each kind of layer reads."""
         size, tables = self._cache.block_size, self._tables
-        blocks = tables[batch.rows, batch.positions // size].astype(np.int64)
+        blocks = tables[batch.slots, batch.positions // size].astype(np.int64)
         self._slots = to_device(blocks, self._device), to_device(batch.positions % size, self._device)
         for window in dict.fromkeys(self._windows):
             runs = decode_runs(batch, tables, size, window, slack=_SLACK, most_blocks=_MOST_BLOCKS)

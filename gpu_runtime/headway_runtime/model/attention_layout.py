@@ -62,7 +62,7 @@ def decode_runs(
     for first, last in _alike((last_blocks - first_blocks + 1).tolist(), slack, most_blocks):
         lowest, highest = first_blocks[first:last, None], last_blocks[first:last, None]  # (rows, 1)
         blocks = int((highest - lowest).max()) + 1
-        table = tables[batch.decode_rows[first:last, None], np.minimum(lowest + np.arange(blocks), highest)]
+        table = tables[batch.decode_slots[first:last, None], np.minimum(lowest + np.arange(blocks), highest)]
         places = lowest * block_size + np.arange(blocks * block_size)  # (rows, keys)
         visible = (places <= newest[first:last, None]) & (places >= oldest[first:last, None])
         runs.append(DecodeRun(first, last, table, None if visible.all() else visible))
@@ -92,7 +92,7 @@ def chunk_span(chunk: Chunk, tables: NDArray[np.int32], block_size: int, window:
     origin = first_block * block_size
     lasts = (min(first + tile, chunk.count) for first in range(0, chunk.count, tile))
     tiles = tuple(Tile((last - 1) // tile * tile, last, chunk.start + last - origin) for last in lasts)
-    table = tables[chunk.row, None, first_block : last_block + 1]
+    table = tables[chunk.slot, None, first_block : last_block + 1]
     return Span(chunk.offset, chunk.offset + chunk.count, table, tiles)
 
 

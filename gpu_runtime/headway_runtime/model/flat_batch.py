@@ -1,4 +1,4 @@
-"""One iteration's tokens in one flat batch: decoding rows first, shortest first, then the prefill chunks. Host arrays
+"""One iteration's tokens in one flat batch: decodes first, shortest first, then the prefill chunks. Host arrays
 only, no tensors."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, start + count) of a row, at [offset, offset + count) of the flat batch."""
+    """Tokens [start, start + count) of a slot, at [offset, offset + count) of the flat batch."""
 
-    row: int
+    slot: int
     start: int
     count: int
     offset: int
@@ -23,22 +23,22 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """`decode_rows[i]` computes its token at `decode_positions[i]`; it stands at place i of the batch. Ascending
+    """`decode_slots[i]` computes its token at `decode_positions[i]`; it stands at place i of the batch. Ascending
     positions."""
 
-    decode_rows: NDArray[np.int64]
+    decode_slots: NDArray[np.int64]
     decode_positions: NDArray[np.int64]
     chunks: tuple[Chunk, ...]
-    rows: NDArray[np.int64]
-    """(tokens,) the row of each token."""
+    slots: NDArray[np.int64]
+    """(tokens,) the slot of each token."""
     positions: NDArray[np.int64]
     """(tokens,) the position of each token in its sequence."""
     offsets: NDArray[np.int64]
     """(items,) the place of each item's first token, in the order of the items."""
     sample_places: NDArray[np.int64]
     """Places in the batch whose logits are sampled, in the order of the items that sample."""
-    sample_rows: NDArray[np.int64]
-    """Their rows."""
+    sample_slots: NDArray[np.int64]
+    """Their slots."""
 
 
 def flatten(items: Sequence[PlanItem]) -> FlatBatch:
@@ -48,26 +48,26 @@ def flatten(items: Sequence[PlanItem]) -> FlatBatch:
         (index for index, item in enumerate(items) if item.count == 1), key=lambda index: items[index].start
     )
     longer = [index for index, item in enumerate(items) if item.count > 1]
-    decode_rows = np.array([items[index].row for index in singles], dtype=np.int64)
+    decode_slots = np.array([items[index].slot for index in singles], dtype=np.int64)
     decode_positions = np.array([items[index].start for index in singles], dtype=np.int64)
     offsets = np.empty(len(items), dtype=np.int64)
     offsets[singles] = np.arange(len(singles))
-    chunks, rows, positions, offset = [], [decode_rows], [decode_positions], len(singles)
+    chunks, slots, positions, offset = [], [decode_slots], [decode_positions], len(singles)
     for index in longer:
         item = items[index]
-        chunks.append(Chunk(item.row, item.start, item.count, offset))
-        rows.append(np.full(item.count, item.row, dtype=np.int64))
+        chunks.append(Chunk(item.slot, item.start, item.count, offset))
+        slots.append(np.full(item.count, item.slot, dtype=np.int64))
         positions.append(np.arange(item.start, item.start + item.count, dtype=np.int64))
         offsets[index] = offset
         offset += item.count
     sampling = [index for index, item in enumerate(items) if item.samples]
     return FlatBatch(
-        decode_rows=decode_rows,
+        decode_slots=decode_slots,
         decode_positions=decode_positions,
         chunks=tuple(chunks),
-        rows=np.concatenate(rows),
+        slots=np.concatenate(slots),
         positions=np.concatenate(positions),
         offsets=offsets,
         sample_places=offsets[sampling] + np.array([items[index].count - 1 for index in sampling], dtype=np.int64),
-        sample_rows=np.array([items[index].row for index in sampling], dtype=np.int64),
+        sample_slots=np.array([items[index].slot for index in sampling], dtype=np.int64),
     )

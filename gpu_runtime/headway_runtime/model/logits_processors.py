@@ -1,7 +1,7 @@
-"""What rows change in their own logits before sampling: penalties, bias, and end tokens held back until `min_tokens`.
+"""The logits processors of a request: penalties, bias, and end tokens held back until `min_tokens`.
 
-The state of a row is sparse: the ids it has seen, each once. Only a row with penalties also holds one int32 count per
-vocabulary entry (192 KiB at 49,152 entries), on the host; it goes with the row.
+The state of a slot is sparse: the ids it has seen, each once. Only a slot with penalties also holds one int32 count per
+vocabulary entry (192 KiB at 49,152 entries), on the host, until it is freed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UNSEEN = -1
 
 
 class LogitsProcessors:
-    """One row's edits: fixed bias and held-back ids, and the tokens seen so far if it has penalties."""
+    """One request's: fixed bias and held-back ids, and the tokens seen so far if it has penalties."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class LogitsProcessors:
         return ids, self._counts[ids].astype(np.float32)
 
     def record(self, token: int) -> None:
-        """The row's output has grown by `token`. Amortised O(1)."""
+        """The output has grown by `token`. Amortised O(1)."""
         self.output_length += 1
         if self._counts is None:
             return
@@ -76,9 +76,9 @@ class LogitsProcessors:
         self._counts[token] += 1
 
 
-def apply(logits: Tensor, edits: Sequence[LogitsProcessors | None]) -> None:
-    """Changes logits (R, V) in place, row i as edits[i] says: penalties on the model's logits, then bias, then -inf for
-    held-back ids.
+def apply(logits: Tensor, processors: Sequence[LogitsProcessors | None]) -> None:
+    """Changes logits (R, V) in place, row i as processors[i] says: penalties on the model's logits, then bias, then
+    -inf for held-back ids.
 
     Repetition: x / r for x > 0, else x · r (Keskar et al.: CTRL, 2019). Presence and frequency: x - presence · [c > 0]
     - frequency · c, for c occurrences in the output. One scatter per kind for all rows; the tables go over in pinned
@@ -86,13 +86,13 @@ def apply(logits: Tensor, edits: Sequence[LogitsProcessors | None]) -> None:
     """
     vocab_size = logits.shape[1]
     flat = logits.view(-1)
-    active = [(index * vocab_size, edit) for index, edit in enumerate(edits) if edit is not None and not edit.idle]
+    active = [(index * vocab_size, one) for index, one in enumerate(processors) if one is not None and not one.idle]
     places: list[NDArray[np.int64]] = []
     numbers: list[NDArray[np.float32]] = []  # (3, n) each: repetition, presence and frequency terms of each place
-    for base, edit in active:
-        ids, counts = edit.seen()
+    for base, one in active:
+        ids, counts = one.seen()
         if len(ids):
-            params = edit.params
+            params = one.params
             minus = params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
             places.append(ids + base)
             numbers.append(np.stack([np.full_like(counts, params.repetition_penalty), minus.astype(np.float32)]))
@@ -101,11 +101,11 @@ def apply(logits: Tensor, edits: Sequence[LogitsProcessors | None]) -> None:
         repetition, minus_all = to_device(np.concatenate(numbers, axis=1), logits.device)
         values = flat[where]
         flat[where] = torch.where(values > 0, values / repetition, values * repetition) - minus_all
-    biased = [(edit.bias_ids + base, edit.biases) for base, edit in active if len(edit.bias_ids)]
+    biased = [(one.bias_ids + base, one.biases) for base, one in active if len(one.bias_ids)]
     if biased:
         where = to_device(np.concatenate([ids for ids, _ in biased]), logits.device)
         flat[where] += to_device(np.concatenate([biases for _, biases in biased]), logits.device)
-    held = [edit.held_back + base for base, edit in active if edit.holds_back]
+    held = [one.held_back + base for base, one in active if one.holds_back]
     if held:
         flat[to_device(np.concatenate(held), logits.device)] = -torch.inf
 

@@ -1,6 +1,6 @@
 """Runs iterations of a model: what the scheduler planned, as numbers, becomes one forward pass and new tokens.
 
-A row is a persistent slot of the batch: its tokens and its block table lie in host arrays that are written once and
+A slot is a place in the running batch: its tokens and its block table are rows of host arrays that are written once and
 extended in place. The runner decides nothing: it computes the items it is given, so the same items give the same tokens
 however they are cut.
 """
@@ -46,7 +46,7 @@ class StepOutput:
 
 
 class ModelRunner:
-    """A model, its KV cache of `num_blocks` blocks and `max_num_seqs` rows. Not thread-safe: one engine owns it."""
+    """A model, its KV cache of `num_blocks` blocks and `max_num_seqs` slots. Not thread-safe: one engine owns it."""
 
     def __init__(
         self,
@@ -98,39 +98,39 @@ class ModelRunner:
         return str(self._decoder.layouts)
 
     def bind(
-        self, row: int, tokens: Sequence[int] | NDArray[np.int32], params: SamplingParams, num_prompt: int
+        self, slot: int, tokens: Sequence[int] | NDArray[np.int32], params: SamplingParams, num_prompt: int
     ) -> None:
-        """Give a row to a sequence, before the first item of an epoch.
+        """Give a slot to a sequence, before the first item of an epoch.
 
         `tokens` are all its known tokens, of which the first `num_prompt` are its prompt.
 
-        Raises RequestError for parameters that this vocabulary does not allow; the row then stays free.
+        Raises RequestError for parameters that this vocabulary does not allow; the slot then stays free.
         """
         known = np.asarray(tokens, dtype=np.int32)
-        self._sampler.bind(row, params, known[:num_prompt].tolist(), known[num_prompt:].tolist())
-        self._tokens[row, : len(known)] = known
-        self._num_tokens[row] = len(known)
-        self._num_blocks[row] = 0
+        self._sampler.bind(slot, params, known[:num_prompt].tolist(), known[num_prompt:].tolist())
+        self._tokens[slot, : len(known)] = known
+        self._num_tokens[slot] = len(known)
+        self._num_blocks[slot] = 0
 
-    def free(self, row: int) -> None:
-        """Take a row back. Freeing a free row changes nothing."""
-        self._sampler.free(row)
-        self._num_tokens[row] = 0
-        self._num_blocks[row] = 0
+    def free(self, slot: int) -> None:
+        """Take a slot back. Freeing a free slot changes nothing."""
+        self._sampler.free(slot)
+        self._num_tokens[slot] = 0
+        self._num_blocks[slot] = 0
 
     @torch.inference_mode()
     def execute(self, items: Sequence[PlanItem]) -> StepOutput:
-        """Compute the items and sample where they say so; each new token is appended to its row."""
+        """Compute the items and sample where they say so; each new token is appended to its slot."""
         batch = self._begin(items)
         hidden = self._hidden(batch, batch.sample_places)
         sampled = Sampled(np.zeros(0, dtype=np.int32))
         if len(batch.sample_places):
-            sampled = self._sampler.sample(self._decoder.logits(hidden), batch.sample_rows)
-            known = self._num_tokens[batch.sample_rows]
+            sampled = self._sampler.sample(self._decoder.logits(hidden), batch.sample_slots)
+            known = self._num_tokens[batch.sample_slots]
             fits = (sampled.ids >= 0) & (known < self.max_model_len)
-            rows = batch.sample_rows[fits]
-            self._tokens[rows, known[fits]] = sampled.ids[fits]
-            self._num_tokens[rows] += 1
+            slots = batch.sample_slots[fits]
+            self._tokens[slots, known[fits]] = sampled.ids[fits]
+            self._num_tokens[slots] += 1
         return StepOutput(sampled)
 
     @torch.inference_mode()
@@ -163,15 +163,15 @@ class ModelRunner:
 
     def _hidden(self, batch: FlatBatch, places: NDArray[np.int64]) -> torch.Tensor:
         """Store the keys and values of all tokens, and return the last layer's output at these places."""
-        ids = self._tokens[batch.rows, batch.positions].astype(np.int64)
+        ids = self._tokens[batch.slots, batch.positions].astype(np.int64)
         tokens, positions, wanted = (to_device(array, self.device) for array in (ids, batch.positions, places))
         return self._decoder.hidden(tokens, positions, self._attention, wanted)
 
     def _append_blocks(self, item: PlanItem) -> None:
-        held = int(self._num_blocks[item.row])
+        held = int(self._num_blocks[item.slot])
         total = held + len(item.new_blocks)
-        self._tables[item.row, held:total] = item.new_blocks
-        self._num_blocks[item.row] = total
+        self._tables[item.slot, held:total] = item.new_blocks
+        self._num_blocks[item.slot] = total
         # Blocks before `start` hold a shared prefix. Of the others a tail is read before it is written, masked: it must
         # hold numbers.
         fresh = item.new_blocks[max(0, -(-item.start // self._block_size) - held) :]

@@ -1,6 +1,6 @@
 """From logits to tokens: one batched pass over all sampling rows of an iteration, with nothing shared between rows.
 
-A row (a slot of the batch) is bound to a request once and keeps its parameters, penalties and random stream until it is
+A slot is bound to a request once and keeps its parameters, penalties and random stream until it is
 freed. Its token depends on its own logits, parameters and output length alone, whatever stands beside it.
 
 Processor time for 64 rows of 49,152 logits on one Zen 3 core: greedy 1.2 ms (an argmax), top-k 10 ms (72 candidates a
@@ -56,27 +56,27 @@ class Sampled:
 
 
 class Sampler:
-    """Sampling state of `max_rows` rows. `eos_ids` are the model's own end tokens, which `min_tokens` holds back."""
+    """Sampling state of `max_slots` slots. `eos_ids` are the model's own end tokens, which `min_tokens` holds back."""
 
     def __init__(
-        self, max_rows: int, vocab_size: int, device: torch.device | str = "cpu", eos_ids: Collection[int] = ()
+        self, max_slots: int, vocab_size: int, device: torch.device | str = "cpu", eos_ids: Collection[int] = ()
     ) -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self._eos_ids = frozenset(eos_ids)
-        self._edits: list[LogitsProcessors | None] = [None] * max_rows
-        self._kind = np.zeros(max_rows, dtype=np.int8)
-        self._key = np.zeros(max_rows, dtype=np.uint64)
-        self._length = np.zeros(max_rows, dtype=np.int64)
-        self._cut = np.zeros((max_rows, 4), dtype=np.float64)
-        self._asked = np.full(max_rows, -1, dtype=np.int64)  # logprobs; -1 for none
-        self._chunk = min(max_rows, _CUDA_CHUNK if self.device.type == "cuda" else _CPU_CHUNK)
+        self._processors: list[LogitsProcessors | None] = [None] * max_slots
+        self._kind = np.zeros(max_slots, dtype=np.int8)
+        self._key = np.zeros(max_slots, dtype=np.uint64)
+        self._length = np.zeros(max_slots, dtype=np.int64)
+        self._cut = np.zeros((max_slots, 4), dtype=np.float64)
+        self._num_logprobs = np.full(max_slots, -1, dtype=np.int64)  # logprobs; -1 for none
+        self._chunk = min(max_slots, _CUDA_CHUNK if self.device.type == "cuda" else _CPU_CHUNK)
         self._scratch = torch.full((self._chunk, categorical.padded(vocab_size)), -torch.inf, device=self.device)
 
     def bind(
-        self, row: int, params: SamplingParams, prompt_tokens: Sequence[int], output_tokens: Sequence[int] = ()
+        self, slot: int, params: SamplingParams, prompt_tokens: Sequence[int], output_tokens: Sequence[int] = ()
     ) -> None:
-        """Gives the row to a request; `output_tokens` are those it already has (after a preemption). Raises
+        """Gives the slot to a request; `output_tokens` are those it already has (after a preemption). Raises
         RequestError.
 
         ValueError: the request draws at random and has no seed; whoever accepted it must have drawn one.
@@ -86,36 +86,36 @@ class Sampler:
             raise ValueError("a request that is not greedy needs a seed before it reaches the sampler")
         prompt = np.asarray(prompt_tokens, dtype=np.int32)
         output = np.asarray(output_tokens, dtype=np.int32)
-        edits = LogitsProcessors(params, self.vocab_size, params.ending_ids(self._eos_ids), prompt, output)
-        self._edits[row] = edits
-        self._length[row] = len(output)
-        self._asked[row] = -1 if params.logprobs is None else params.logprobs
-        self._key[row] = stream_key(params.seed or 0, params.choice)
+        processors = LogitsProcessors(params, self.vocab_size, params.ending_ids(self._eos_ids), prompt, output)
+        self._processors[slot] = processors
+        self._length[slot] = len(output)
+        self._num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
+        self._key[slot] = stream_key(params.seed or 0, params.choice)
         top_k = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
-        self._cut[row, _INVERSE_TEMPERATURE] = 0.0 if params.greedy else 1.0 / params.temperature
-        self._cut[row, _TOP_K:] = (top_k, params.top_p, params.min_p)
+        self._cut[slot, _INVERSE_TEMPERATURE] = 0.0 if params.greedy else 1.0 / params.temperature
+        self._cut[slot, _TOP_K:] = (top_k, params.top_p, params.min_p)
         if params.greedy:
-            self._kind[row] = _GREEDY
+            self._kind[slot] = _GREEDY
         elif top_k < self.vocab_size:
-            self._kind[row] = _FROM_TOP_K
+            self._kind[slot] = _FROM_TOP_K
         else:
-            self._kind[row] = _FROM_TOP_P if params.top_p < 1.0 else _FROM_ALL
+            self._kind[slot] = _FROM_TOP_P if params.top_p < 1.0 else _FROM_ALL
 
-    def free(self, row: int) -> None:
-        """Forgets the row's request. Freeing a free row changes nothing."""
-        self._edits[row] = None
-        self._asked[row] = -1
+    def free(self, slot: int) -> None:
+        """Forgets the slot's request. Freeing a free slot changes nothing."""
+        self._processors[slot] = None
+        self._num_logprobs[slot] = -1
 
-    def sample(self, logits: Tensor, rows: Sequence[int] | NDArray[np.integer]) -> Sampled:
-        """One token for each bound row: logits (R, V) float32, contiguous, row i for rows[i]. The logits may be
+    def sample(self, logits: Tensor, slots: Sequence[int] | NDArray[np.integer]) -> Sampled:
+        """One token for each bound slot: logits (R, V) float32, contiguous, row i for slots[i]. The logits may be
         overwritten.
 
-        Records the tokens: the next call for the row draws the next one.
+        Records the tokens: the next call for the slot draws the next one.
         """
-        bound = np.asarray(rows, dtype=np.int64)
-        asked = self._asked[bound]
+        bound = np.asarray(slots, dtype=np.int64)
+        asked = self._num_logprobs[bound]
         raw = self._raw_logprobs(logits, np.flatnonzero(asked >= 0))
-        logits_processors.apply(logits, [self._edits[row] for row in bound])
+        logits_processors.apply(logits, [self._processors[slot] for slot in bound])
         best = self._argmax(logits)
         peak = logits.gather(1, best[:, None])  # (R, 1)
         ids, decided = self._draw(logits, peak, best, bound)
@@ -135,9 +135,9 @@ class Sampler:
                 host_ids[index] = -1
                 continue
             self._length[slot] += 1
-            edits = self._edits[slot]
-            if edits is not None:
-                edits.record(int(host_ids[index]))
+            processors = self._processors[slot]
+            if processors is not None:
+                processors.record(int(host_ids[index]))
         return self._with_logprobs(host_ids.astype(np.int32), asked, raw, errors)
 
     # ------------------------------------------------------------ drawing
@@ -162,13 +162,13 @@ class Sampler:
                 decided.index_copy_(0, where, known)
         return ids, decided
 
-    def _draw_chunk(self, kind: int, shifted: Tensor, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def _draw_chunk(self, kind: int, shifted: Tensor, slots: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Rows of one kind: shifted (r, W), overwritten → ids (r,), decided (r,)."""
-        cut = self._cuts(rows)
+        cut = self._cuts(slots)
         if kind == _FROM_ALL:
             weights = self._weigh(shifted, cut)
-            for index in np.flatnonzero(self._cut[rows, _MIN_P] > 0.0):
-                least = np.float32(self._cut[rows[index], _MIN_P])
+            for index in np.flatnonzero(self._cut[slots, _MIN_P] > 0.0):
+                least = np.float32(self._cut[slots[index], _MIN_P])
                 torch.threshold_(weights[index], float(np.nextafter(least, np.float32(0.0))), 0.0)
             ids = categorical.draw_from_all(weights, categorical.mass(weights), cut.uniform)
             return ids, torch.ones_like(ids, dtype=torch.bool)
@@ -185,8 +185,8 @@ class Sampler:
         can reach."""
         drawn: list[Tensor] = []
         for chunk in self._chunks(undecided):
-            rows = bound[chunk]
-            cut = self._cuts(rows)
+            slots = bound[chunk]
+            cut = self._cuts(slots)
             shifted = self._shift(logits, peak, to_device(chunk, self.device))
             weights = self._weigh(shifted.clone(), cut)
             total = categorical.mass(weights)[:, -1:]
@@ -195,11 +195,11 @@ class Sampler:
                     shifted[at],
                     weights[at],
                     total[at],
-                    int(self._cut[row, _TOP_K]),
-                    float(self._cut[row, _TOP_P]),
+                    int(self._cut[slot, _TOP_K]),
+                    float(self._cut[slot, _TOP_P]),
                     self.vocab_size,
                 )
-                for at, row in enumerate(rows)
+                for at, slot in enumerate(slots)
             ]
             columns = pad_sequence(reached, batch_first=True)  # (r, n)
             values = pad_sequence(
@@ -214,10 +214,10 @@ class Sampler:
         for start in range(0, len(indices), self._chunk):
             yield indices[start : start + self._chunk]
 
-    def _cuts(self, rows: NDArray[np.int64]) -> Cut:
-        """The rows' cuts and their uniform numbers for this output index."""
+    def _cuts(self, slots: NDArray[np.int64]) -> Cut:
+        """The slots' cuts and their uniform numbers for this output index."""
         table = np.concatenate(
-            [self._cut[rows], uniforms(self._key[rows], self._length[rows])[:, None]], axis=1
+            [self._cut[slots], uniforms(self._key[slots], self._length[slots])[:, None]], axis=1
         )  # (r, 5)
         return Cut(*to_device(table, self.device).unsqueeze(2).unbind(1))  # five (r, 1)
 

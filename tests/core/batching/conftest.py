@@ -37,7 +37,7 @@ def oracle(prompt, length):
     return tokens[len(prompt) :]
 
 
-class Row:
+class Slot:
     def __init__(self, seq_id, epoch, tokens):
         self.seq_id, self.epoch, self.tokens = seq_id, epoch, tokens
         self.table = []
@@ -54,7 +54,7 @@ class Engine:
         self.block_size, self.depth = block_size, depth
         self.now = 0.0
         self.cache = {}  # (block, offset) → content
-        self.rows = {}
+        self.slots = {}
         self.known = {}  # seq_id → all tokens, for those that are here
         self.lengths = {}  # seq_id → output length after which it ends by itself
         self.outputs = {}
@@ -71,14 +71,14 @@ class Engine:
 
     # ---- owner
 
-    def add(self, prompt, *, length=None, max_tokens=None, rank=0, group=None, arrival=None, **options):
+    def add(self, prompt, *, length=None, max_tokens=None, priority=0, group=None, arrival=None, **options):
         """`prompt` is a list of tokens or their number; ends after `length` tokens, or at max_tokens."""
         seq_id = next(self.ids)
         if isinstance(prompt, int):
             prompt = [(seq_id * 7 + i) % VOCABULARY for i in range(prompt)]
         seq = Sequence(
             seq_id,
-            rank,
+            priority,
             self.now if arrival is None else arrival,
             len(prompt),
             max_tokens=max_tokens,
@@ -112,7 +112,7 @@ class Engine:
             )
             for seq in self.alive()
         }
-        running = self.scheduler.load(self.now).running
+        running = self.scheduler.load().running
         plan = self.scheduler.schedule(self.now)
         self.launches += 1
         if self.launches % 3 == 0:  # what goes wrong in the books stays wrong
@@ -138,8 +138,8 @@ class Engine:
         return plan
 
     def bound(self):
-        """(sequence, epoch) of all rows, those included that plans in flight will bind."""
-        bound = {(row.seq_id, row.epoch) for row in self.rows.values()}
+        """(sequence, epoch) of all slots, those included that plans in flight will bind."""
+        bound = {(slot.seq_id, slot.epoch) for slot in self.slots.values()}
         return bound.union(*(known for _, known in self.flying)) if self.flying else bound
 
     def collect(self):
@@ -194,38 +194,38 @@ class Engine:
 
     def execute(self, plan, bound):
         sampled = {}
-        for row in plan.freed_rows:
-            self.rows.pop(row, None)
+        for slot in plan.freed_slots:
+            self.slots.pop(slot, None)
         for item in plan.items:
             key = (item.seq_id, item.epoch)
             if key in bound:
-                assert item.row not in self.rows, "a row is bound twice"
-                self.rows[item.row] = Row(item.seq_id, item.epoch, bound[key])
+                assert item.slot not in self.slots, "a slot is bound twice"
+                self.slots[item.slot] = Slot(item.seq_id, item.epoch, bound[key])
                 assert item.start % self.block_size == 0
-                self.rows[item.row].end = item.start
-            row = self.rows[item.row]
-            assert (row.seq_id, row.epoch) == key, "a row holds another sequence"
-            assert item.start == row.end, "tokens are computed once, one after the other"
-            row.end += item.count
-            row.table += item.new_blocks
-            assert len(set(row.table)) == len(row.table)
-            contents = [self.read(row, position) for position in range(item.start)]
+                self.slots[item.slot].end = item.start
+            slot = self.slots[item.slot]
+            assert (slot.seq_id, slot.epoch) == key, "a slot holds another sequence"
+            assert item.start == slot.end, "tokens are computed once, one after the other"
+            slot.end += item.count
+            slot.table += item.new_blocks
+            assert len(set(slot.table)) == len(slot.table)
+            contents = [self.read(slot, position) for position in range(item.start)]
             for position in range(item.start, item.start + item.count):
-                contents.append(content(contents[-1] if contents else 0, row.tokens[position]))
-                self.cache[row.table[position // self.block_size], position % self.block_size] = contents[-1]
+                contents.append(content(contents[-1] if contents else 0, slot.tokens[position]))
+                self.cache[slot.table[position // self.block_size], position % self.block_size] = contents[-1]
             if item.samples:
-                assert row.end == len(row.tokens), "only the last known token is sampled after"
+                assert slot.end == len(slot.tokens), "only the last known token is sampled after"
                 sampled[key] = next_token(contents)
-                row.tokens.append(sampled[key])
+                slot.tokens.append(sampled[key])
         return sampled
 
-    def read(self, row, position):
-        return self.cache[row.table[position // self.block_size], position % self.block_size]
+    def read(self, slot, position):
+        return self.cache[slot.table[position // self.block_size], position % self.block_size]
 
     # ---- what must hold of every plan
 
     def check_limits(self, running_before):
-        running = self.scheduler.load(self.now).running
+        running = self.scheduler.load().running
         assert running == len(self.running())
         assert running <= max(self.scheduler.max_num_seqs, running_before)
 
@@ -239,7 +239,7 @@ class Engine:
         assert plan.shape.prefill_pairs == sum(item.count * (2 * item.start + item.count) for item in prefills) // 2
         assert plan.shape.sampled_rows == sum(item.samples for item in plan.items)
         assert len({item.seq_id for item in plan.items}) == len(plan.items), "a sequence is in it twice"
-        assert len({item.row for item in plan.items}) == len(plan.items), "a row is in it twice"
+        assert len({item.slot for item in plan.items}) == len(plan.items), "a slot is in it twice"
         self.check_decodes_are_in(plan, before)
         self.check_order(plan, before)
         self.check_reuse(plan)
@@ -254,7 +254,7 @@ class Engine:
 
     def check_order(self, plan, before):
         """Nobody starts before one that goes first and waits, except those that were evicted in this very plan."""
-        policy, waiting = self.scheduler.policy, self.scheduler._books.waiting
+        policy, waiting = self.scheduler.policy, self.scheduler._state.waiting
         passed_over = [
             policy.order(seq)
             for seq in self.alive()
@@ -269,7 +269,7 @@ class Engine:
     def check_reuse(self, plan):
         """What this plan writes is not read or written for anybody else by the plans in flight."""
         touched = {}
-        tables = {(row.seq_id, row.epoch): list(row.table) for row in self.rows.values()}
+        tables = {(slot.seq_id, slot.epoch): list(slot.table) for slot in self.slots.values()}
         for flying, _ in self.flying:
             for item in flying.items:
                 table = tables.setdefault((item.seq_id, item.epoch), [])
@@ -293,7 +293,7 @@ class Engine:
             ends = [end for end in (self.lengths[seq_id], seq.most_tokens - seq.num_prompt) if end is not None]
             assert len(outputs) == min(ends)
         self.scheduler.check()
-        load = self.scheduler.load(self.now)
+        load = self.scheduler.load()
         assert (load.running, load.waiting, load.classes) == (0, 0, ())
         assert load.free_blocks == self.scheduler.total_blocks
         assert load.free_slots == self.scheduler.max_num_seqs

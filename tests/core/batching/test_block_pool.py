@@ -30,7 +30,7 @@ def test_a_published_block_is_found_held_or_not():
     pool.publish(table[1], digest(1))
     assert pool.match([digest(0), digest(1), digest(2)]) == table[:2]
     pool.release(table)
-    assert (pool.num_free, pool.num_cached, pool.available) == (2, 2, 4)
+    assert (pool.num_cached, pool.available) == (2, 4)
     hits = pool.match([digest(0), digest(1)])
     assert hits == table[:2]
     assert pool.unheld(hits) == 2
@@ -81,7 +81,7 @@ def test_content_known_already_stays_where_it_was():
     pool.publish(second, digest(0))
     assert pool.match([digest(0)]) == [first]
     pool.release([second])
-    assert (pool.num_free, pool.num_cached) == (2, 0)
+    assert (pool.num_cached, pool.available) == (0, 2)
     pool.check([[first]])
 
 
@@ -164,7 +164,7 @@ def test_random_use_loses_nothing():
                 index = rng.randrange(len(table))
                 pool.publish(table[index], digest(index))
             elif action < 0.9 and tables:
-                pool.release(tables.pop(rng.randrange(len(tables))), after=rng.choice([-1, plan, plan + 1]))
+                pool.release(tables.pop(rng.randrange(len(tables))), after=rng.choice([None, plan, plan + 1]))
             else:
                 pool.complete(plan)
                 plan += 1

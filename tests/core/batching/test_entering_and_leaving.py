@@ -48,7 +48,7 @@ def test_cancelling_gives_everything_back_in_every_state(engine, depth):
     decoding, prefilling, waiting = run.add(4, length=30), run.add(40, length=5), run.add(4, length=5)
     run.step()
     run.step()
-    urgent = run.add(4, length=30, rank=1)
+    urgent = run.add(4, length=30, priority=1)
     run.step()
     preempted = next(seq for seq in (decoding, prefilling) if seq.state is State.PREEMPTED)
     running = next(seq for seq in (decoding, prefilling) if seq.state is State.RUNNING)
@@ -58,7 +58,7 @@ def test_cancelling_gives_everything_back_in_every_state(engine, depth):
         run.scheduler.check()
         assert seq.state is State.FINISHED
         assert not run.scheduler.cancel(seq.seq_id, run.now)
-    assert run.scheduler.load(0.0).running == run.scheduler.load(0.0).waiting == 0
+    assert run.scheduler.load().running == run.scheduler.load().waiting == 0
     while run.flying:
         assert all(event.kind is EventKind.PREEMPTED for event in run.collect())
     assert run.launch() is None
@@ -134,24 +134,24 @@ def test_a_late_member_of_a_group_whose_prompt_is_known_starts_at_once(engine):
 
 def test_the_load_says_what_waits_runs_and_remains(engine):
     run = engine(blocks=30, block_size=4, budget=8, max_num_seqs=2)
-    run.add(20, length=5, rank=1)
-    run.add(10, length=5, rank=0)
-    run.add(6, length=5, rank=0)
-    load = run.scheduler.load(2.0)
-    assert (load.at, load.running, load.waiting, load.free_slots, load.free_blocks) == (2.0, 0, 3, 2, 30)
+    run.add(20, length=5, priority=1)
+    run.add(10, length=5, priority=0)
+    run.add(6, length=5, priority=0)
+    load = run.scheduler.load()
+    assert (load.running, load.waiting, load.free_slots, load.free_blocks) == (0, 3, 2, 30)
     assert [(c.priority, c.waiting, c.running, c.remaining_prefill_tokens) for c in load.classes] == [
         (1, 1, 0, 20),
         (0, 2, 0, 16),
     ]
     run.step()
-    load = run.scheduler.load(3.0)
+    load = run.scheduler.load()
     assert (load.running, load.waiting, load.free_slots, load.free_blocks) == (1, 2, 1, 24)
     assert [(c.priority, c.waiting, c.running, c.remaining_prefill_tokens) for c in load.classes] == [
         (1, 0, 1, 12),
         (0, 2, 0, 16),
     ]
     run.run()
-    load = run.scheduler.load(9.0)
+    load = run.scheduler.load()
     assert load.classes == ()
     assert 0 < load.cached_blocks < load.free_blocks == 30
 
@@ -161,10 +161,10 @@ def test_the_counters_add_up(engine):
     low = run.add(10, length=10)
     run.step()
     run.step()
-    run.add(10, length=2, rank=1)
-    run.add(10, length=2, rank=1)
+    run.add(10, length=2, priority=1)
+    run.add(10, length=2, priority=1)
     run.step()
-    assert run.scheduler.load(0.0).classes[1] == ClassLoad(0, waiting=1, running=0, remaining_prefill_tokens=12)
+    assert run.scheduler.load().classes[1] == ClassLoad(0, waiting=1, running=0, remaining_prefill_tokens=12)
     run.run()
     run.check_end()
     counters = run.scheduler.counters

@@ -27,12 +27,12 @@ def step_times():
 STEP_TIMES = step_times()
 
 POLICIES = {
-    "priority": lambda patience: PriorityPreemptive(patience=patience),
-    "slo-aware": lambda patience: SloAware(
-        patience=patience, step_times=STEP_TIMES, least_budget=3, longest_iteration=1.0
+    "priority": lambda promote_after: PriorityPreemptive(promote_after=promote_after),
+    "slo-aware": lambda promote_after: SloAware(
+        promote_after=promote_after, step_times=STEP_TIMES, least_budget=3, longest_iteration=1.0
     ),
-    "shortest": lambda patience: ShortestJobFirst(patience=patience),
-    "fcfs": lambda patience: Fcfs(),
+    "shortest": lambda promote_after: ShortestJobFirst(promote_after=promote_after),
+    "fcfs": lambda promote_after: Fcfs(),
 }
 
 
@@ -54,13 +54,13 @@ def history(engine, rng, policy, depth):
             prompt = rng.choice(heads) + [rng.randrange(50) for _ in range(rng.randint(0, 8))]
             members = rng.choice([1, 1, 1, 1, 2, 3])
             group = rng.randrange(10**9) if members > 1 else None
-            rank, length = rng.choice([0, 0, 1, 2]), rng.randint(1, 20)
+            priority, length = rng.choice([0, 0, 1, 2]), rng.randint(1, 20)
             options = rng.choice(
                 [{"length": length}, {"max_tokens": length}, {"length": length, "max_tokens": length + 3}]
             )
             for _ in range(members):
                 try:
-                    run.add(prompt, rank=rank, group=group, tpot_target=rng.choice([None, 0.5, 2.0]), **options)
+                    run.add(prompt, priority=priority, group=group, tpot_target=rng.choice([None, 0.5, 2.0]), **options)
                 except Unschedulable:
                     run.seen["unschedulable"] += 1
         if rng.random() < 0.06 and run.alive():

@@ -22,7 +22,7 @@ def test_an_urgent_request_with_full_slots_starts_within_one_iteration(engine):
     low = [run.add(6, length=30) for _ in range(2)]
     run.step()
     run.step()
-    urgent = run.add(6, length=3, rank=1)
+    urgent = run.add(6, length=3, priority=1)
     plan = run.launch()
     assert urgent.seq_id in ids(plan)
     assert [seq.state for seq in low] == [State.RUNNING, State.PREEMPTED]
@@ -40,10 +40,10 @@ def test_the_oldest_keeps_its_slot_while_another_can_go(engine):
     oldest, other = run.add(3, length=30), run.add(11, length=30)
     run.step()
     assert oldest.num_computed < other.num_computed
-    run.add(6, length=3, rank=1)
+    run.add(6, length=3, priority=1)
     run.launch()
     assert (oldest.preemptions, other.preemptions) == (0, 1)
-    run.add(6, length=3, rank=1)
+    run.add(6, length=3, priority=1)
     run.collect()
     run.launch()
     assert (oldest.preemptions, other.preemptions) == (1, 1)
@@ -58,23 +58,23 @@ def test_one_that_is_in_the_plan_already_can_be_preempted_in_the_same_call(engin
     run.step()
     run.step()
     computed = low.num_computed
-    urgent = run.add(4, length=2, rank=1)
+    urgent = run.add(4, length=2, priority=1)
     plan = run.launch()
     assert ids(plan) == [urgent.seq_id], "its decode was drawn up first, and taken out again"
-    assert plan.freed_rows == (0,)
-    assert plan.items[0].row == 0
+    assert plan.freed_slots == (0,)
+    assert plan.items[0].slot == 0
     assert plan.shape.decode_rows == plan.shape.context_tokens == 0
-    assert (low.num_computed, low.num_inflight, low.high_water) == (0, 0, computed)
+    assert (low.num_computed, low.num_inflight, low.max_computed) == (0, 0, computed)
     run.run()
     run.check_end()
 
 
 def test_no_slot_is_taken_from_an_equal_class(engine):
     run = engine(blocks=100, block_size=4, budget=16, max_num_seqs=1)
-    run.add(4, length=10, rank=1)
+    run.add(4, length=10, priority=1)
     run.step()
-    for rank in (0, 1):
-        run.add(4, length=2, rank=rank)
+    for priority in (0, 1):
+        run.add(4, length=2, priority=priority)
     for _ in range(3):
         assert ids(run.launch()) == [0]
         run.collect()
@@ -85,15 +85,15 @@ def test_no_slot_is_taken_from_an_equal_class(engine):
 
 def test_a_higher_class_takes_the_blocks_of_a_paused_partial_prefill(engine):
     run = engine(blocks=12, block_size=4, budget=8)
-    batch = run.add(40, length=2, rank=0)
+    batch = run.add(40, length=2, priority=0)
     run.step()
     assert (batch.num_computed, len(batch.blocks)) == (8, 11)
-    small = run.add(2, length=2, rank=1)
+    small = run.add(2, length=2, priority=1)
     plan = run.launch()
     assert ids(plan)[0] == small.seq_id
     assert batch.state is State.RUNNING, "one block is left: nobody has to go"
     run.collect()
-    urgent = run.add(8, length=2, rank=1)
+    urgent = run.add(8, length=2, priority=1)
     plan = run.launch()
     assert urgent.seq_id in ids(plan)
     assert batch.state is State.PREEMPTED
@@ -104,10 +104,10 @@ def test_a_higher_class_takes_the_blocks_of_a_paused_partial_prefill(engine):
 
 def test_nobody_is_evicted_when_that_would_not_make_enough_room(engine):
     run = engine(blocks=10, block_size=4, budget=100)
-    high = run.add(18, length=10, rank=1)
-    low = run.add(6, length=10, rank=0)
+    high = run.add(18, length=10, priority=1)
+    low = run.add(6, length=10, priority=0)
     run.step()
-    large = run.add(24, length=2, rank=1)  # 7 blocks; the low one has 2, and 3 are free
+    large = run.add(24, length=2, priority=1)  # 7 blocks; the low one has 2, and 3 are free
     for _ in range(3):
         run.step()
     assert (high.state, low.state, large.state) == (State.RUNNING, State.RUNNING, State.WAITING)
@@ -118,15 +118,15 @@ def test_nobody_is_evicted_when_that_would_not_make_enough_room(engine):
 @pytest.mark.parametrize(("prompt", "evicts"), [(27, True), (31, False)])
 def test_blocks_that_a_newcomer_would_share_make_no_room_for_it(engine, prompt, evicts):
     run = engine(blocks=8, block_size=4, budget=100)
-    run.add(3, length=12, rank=2)
-    low = run.add([*range(8), 1], length=3, rank=0)
+    run.add(3, length=12, priority=2)
+    low = run.add([*range(8), 1], length=3, priority=0)
     run.step()
-    assert run.scheduler.load(0.0).free_blocks == 4
+    assert run.scheduler.load().free_blocks == 4
     # The low one holds 3 blocks, of which the urgent one would share 2: evicting it makes room for 1 more than the 4
     # that are free.
-    urgent = run.add([*range(8), *range(20, 12 + prompt)], max_tokens=1, rank=1)
+    urgent = run.add([*range(8), *range(20, 12 + prompt)], max_tokens=1, priority=1)
     run.launch()
-    assert (urgent.row is not None) == evicts
+    assert (urgent.slot is not None) == evicts
     assert low.preemptions == evicts
     run.run()
     run.check_end()
@@ -134,11 +134,12 @@ def test_blocks_that_a_newcomer_would_share_make_no_room_for_it(engine, prompt, 
 
 def test_only_as_many_are_evicted_as_are_needed(engine):
     run = engine(blocks=13, block_size=4, budget=100)
-    short, long = run.add(3, length=30, rank=0), run.add(28, length=30, rank=0)
-    middle = run.add(7, length=30, rank=0)
+    short, long = run.add(3, length=30, priority=0), run.add(28, length=30, priority=0)
+    middle = run.add(7, length=30, priority=0)
     run.step()
-    assert run.scheduler.load(0.0).free_blocks == 2
-    urgent = run.add(24, length=2, rank=1)  # 7 blocks: the long one alone makes enough room, the others together do not
+    assert run.scheduler.load().free_blocks == 2
+    # 7 blocks: the long one alone holds enough, the others together do not.
+    urgent = run.add(24, length=2, priority=1)
     plan = run.launch()
     assert urgent.seq_id in ids(plan)
     assert (short.preemptions, middle.preemptions, long.preemptions) == (0, 0, 1)
@@ -148,7 +149,7 @@ def test_only_as_many_are_evicted_as_are_needed(engine):
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_decode_without_a_block_evicts_the_lowest_class_then_the_least_sunk_never_the_oldest(engine, victim):
-    ranks, prompts = {
+    priorities, prompts = {
         0: (
             [0, 1, 1],
             [11, 3, 3],
@@ -157,7 +158,7 @@ def test_a_decode_without_a_block_evicts_the_lowest_class_then_the_least_sunk_ne
         2: ([0, 0, 0], [3, 11, 7]),
     }[victim]
     run = engine(blocks=2 + sum(ceil((prompt + 1) / 4) for prompt in prompts), block_size=4, budget=100)
-    sequences = [run.add(prompt, length=16, rank=rank) for prompt, rank in zip(prompts, ranks, strict=True)]
+    sequences = [run.add(prompt, length=16, priority=own) for prompt, own in zip(prompts, priorities, strict=True)]
     while not run.scheduler.counters.preemptions:
         run.step()
     assert [seq.preemptions for seq in sequences] == [index == victim for index in range(3)]
@@ -167,9 +168,9 @@ def test_a_decode_without_a_block_evicts_the_lowest_class_then_the_least_sunk_ne
 
 def test_a_low_class_never_evicts_a_higher_one(engine):
     run = engine(blocks=8, block_size=4, budget=100)
-    low = run.add(15, length=15, rank=0)
-    high = run.add(3, length=15, rank=1)
-    other = run.add(3, length=15, rank=1)
+    low = run.add(15, length=15, priority=0)
+    high = run.add(3, length=15, priority=1)
+    other = run.add(3, length=15, priority=1)
     run.run()
     run.check_end()
     assert low.preemptions > 0
@@ -178,13 +179,13 @@ def test_a_low_class_never_evicts_a_higher_one(engine):
 
 
 def test_one_that_is_spared_does_not_evict_a_higher_class_instead():
-    def running(seq_id, rank, preemptions):
-        return Sequence(seq_id, rank, float(seq_id), 10, preemptions=preemptions, num_computed=10)
+    def running(seq_id, priority, preemptions):
+        return Sequence(seq_id, priority, float(seq_id), 10, preemptions=preemptions, num_computed=10)
 
     oldest, high, often, other = running(0, 1, 0), running(1, 1, 0), running(2, 0, 3), running(3, 0, 4)
 
     def victim(asking, *sequences):
-        return victim_for_growth(asking, sequences, lambda seq: seq.rank)
+        return victim_for_growth(asking, sequences, lambda seq: seq.priority)
 
     assert victim(often, oldest, high, often) is often
     assert victim(often, oldest, high, often, other) is other, "of the two the younger"
@@ -209,7 +210,7 @@ def test_preempted_ones_come_back_before_newcomers_of_their_class_and_after_high
     low = [run.add(6, length=8) for _ in range(2)]
     run.step()
     newcomer = run.add(6, length=8, arrival=-1.0)  # an older arrival does not help against the preempted
-    urgent = [run.add(6, length=3, rank=1) for _ in range(3)]
+    urgent = [run.add(6, length=3, priority=1) for _ in range(3)]
     run.run()
     run.check_end()
     starts = [item.seq_id for plan in run.plans for item in plan.items if item.start == 0]
@@ -235,7 +236,7 @@ def test_an_urgent_one_need_not_leave_blocks_for_a_lower_class(engine):
     run = engine(blocks=4, block_size=4, budget=100)
     low = run.add(6, length=2)
     run.step()
-    urgent = run.add(6, length=2, rank=1)
+    urgent = run.add(6, length=2, priority=1)
     assert urgent.seq_id in ids(run.launch())
     assert low.preemptions == 0
 
@@ -249,7 +250,7 @@ def test_each_eviction_doubles_the_room_that_a_resumption_needs(engine, preempti
         often = run.add(6, length=2, preemptions=preemptions)
         run.launch()
         # The other one has 3 blocks and gets one more left for it, this one needs 2.
-        assert (often.row is not None) == (spare == 2**preemptions)
+        assert (often.slot is not None) == (spare == 2**preemptions)
 
 
 def test_after_many_evictions_it_resumes_only_in_a_pool_that_is_otherwise_empty(engine):
@@ -258,20 +259,25 @@ def test_after_many_evictions_it_resumes_only_in_a_pool_that_is_otherwise_empty(
     run.step()
     often = run.add(6, length=20, preemptions=50)
     while other.seq_id not in run.finished:
-        assert often.row is None
+        assert often.slot is None
         run.step()
     run.step()
-    assert often.row is not None
+    assert often.slot is not None
     run.run()
     run.check_end()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("patience", [None, 60.0])
-def test_requests_that_each_nearly_fill_the_pool_all_finish_with_bounded_preemptions(engine, depth, patience):
+@pytest.mark.parametrize("promote_after", [None, 60.0])
+def test_requests_that_each_nearly_fill_the_pool_all_finish_with_bounded_preemptions(engine, depth, promote_after):
     """Six prompts, two of them with four choices each, and small newcomers all the while."""
     run = engine(
-        blocks=26, block_size=16, budget=32, depth=depth, max_num_seqs=8, policy=PriorityPreemptive(patience=patience)
+        blocks=26,
+        block_size=16,
+        budget=32,
+        depth=depth,
+        max_num_seqs=8,
+        policy=PriorityPreemptive(promote_after=promote_after),
     )
     large = [run.add(200, max_tokens=200) for _ in range(4)]
     for group in (1, 2):
@@ -290,7 +296,7 @@ def test_requests_that_each_nearly_fill_the_pool_all_finish_with_bounded_preempt
 
 
 def test_growing_sequences_in_a_tiny_pool_are_preempted_often_and_within_the_bound(engine):
-    run = engine(blocks=32, block_size=2, budget=8, max_num_seqs=16, policy=PriorityPreemptive(patience=None))
+    run = engine(blocks=32, block_size=2, budget=8, max_num_seqs=16, policy=PriorityPreemptive(promote_after=None))
     for _ in range(60):
         run.add(2, max_tokens=40)
     run.run()
@@ -302,9 +308,9 @@ def test_growing_sequences_in_a_tiny_pool_are_preempted_often_and_within_the_bou
 
 def test_the_oldest_of_the_highest_class_is_never_evicted(engine):
     run = engine(blocks=16, block_size=2, budget=8, max_num_seqs=8)
-    first = run.add(4, max_tokens=27, rank=1)
+    first = run.add(4, max_tokens=27, priority=1)
     for _ in range(30):
-        run.add(4, max_tokens=24, rank=1)
+        run.add(4, max_tokens=24, priority=1)
         run.step()
     run.run()
     run.check_end()
@@ -312,13 +318,13 @@ def test_the_oldest_of_the_highest_class_is_never_evicted(engine):
     assert run.scheduler.counters.preemptions > 10
 
 
-def test_under_an_endless_stream_of_a_higher_class_a_low_one_ends_within_its_patience(engine):
-    run = engine(blocks=100, block_size=4, budget=32, max_num_seqs=2, policy=PriorityPreemptive(patience=50.0))
+def test_under_an_endless_stream_of_a_higher_class_a_low_one_ends_within_promote_after(engine):
+    run = engine(blocks=100, block_size=4, budget=32, max_num_seqs=2, policy=PriorityPreemptive(promote_after=50.0))
     low = run.add(10, length=10)
     for _ in range(2000):
         for _ in range(3):
-            if run.scheduler.load(0.0).waiting < 10:
-                run.add(10, length=4, rank=1)
+            if run.scheduler.load().waiting < 10:
+                run.add(10, length=4, priority=1)
         run.step()
         if low.seq_id in run.finished:
             break
@@ -329,19 +335,19 @@ def test_under_an_endless_stream_of_a_higher_class_a_low_one_ends_within_its_pat
     assert low.promoted
 
 
-def test_without_patience_it_would_wait_for_ever(engine):
-    run = engine(blocks=100, block_size=4, budget=32, max_num_seqs=2, policy=PriorityPreemptive(patience=None))
+def test_without_promotion_it_would_wait_for_ever(engine):
+    run = engine(blocks=100, block_size=4, budget=32, max_num_seqs=2, policy=PriorityPreemptive(promote_after=None))
     low = run.add(10, length=10)
     for _ in range(400):
         for _ in range(3):
-            if run.scheduler.load(0.0).waiting < 10:
-                run.add(10, length=4, rank=1)
+            if run.scheduler.load().waiting < 10:
+                run.add(10, length=4, priority=1)
         run.step()
     assert low.seq_id not in run.finished
 
 
 def test_a_long_queue_of_one_class_promotes_nobody(engine):
-    run = engine(blocks=100, block_size=4, budget=32, max_num_seqs=2, policy=PriorityPreemptive(patience=5.0))
+    run = engine(blocks=100, block_size=4, budget=32, max_num_seqs=2, policy=PriorityPreemptive(promote_after=5.0))
     for _ in range(20):
         run.add(10, length=6)
         run.now += 0.01
@@ -352,14 +358,14 @@ def test_a_long_queue_of_one_class_promotes_nobody(engine):
 
 
 def test_a_paused_partial_prefill_ages_too(engine):
-    run = engine(blocks=400, block_size=4, budget=8, max_num_seqs=8, policy=PriorityPreemptive(patience=20.0))
+    run = engine(blocks=400, block_size=4, budget=8, max_num_seqs=8, policy=PriorityPreemptive(promote_after=20.0))
     low = run.add(40, length=1)
     run.step()
     assert low.num_computed == 8
     for _ in range(100):
         if low.seq_id in run.finished:
             break
-        run.add(8, length=1, rank=1)
+        run.add(8, length=1, priority=1)
         run.step()
     assert low.promoted
     assert run.now < 20 + 1 + 5 + 1
@@ -371,7 +377,7 @@ def test_a_promoted_one_that_waits_for_a_slot_does_not_hold_up_an_exchange(engin
     low = run.add(10, length=20)
     run.step()
     promoted = run.add(10, length=2, promoted=True)
-    urgent = run.add(10, length=2, rank=1)
+    urgent = run.add(10, length=2, priority=1)
     assert ids(run.launch()) == [urgent.seq_id]
     assert low.preemptions == 1
     run.collect()
@@ -382,12 +388,12 @@ def test_a_promoted_one_that_waits_for_a_slot_does_not_hold_up_an_exchange(engin
 
 
 def test_only_one_is_promoted_at_a_time(engine):
-    run = engine(blocks=200, block_size=4, budget=32, max_num_seqs=4, policy=PriorityPreemptive(patience=20.0))
+    run = engine(blocks=200, block_size=4, budget=32, max_num_seqs=4, policy=PriorityPreemptive(promote_after=20.0))
     for _ in range(20):
         run.add(10, length=6)
     for _ in range(300):
-        while run.scheduler.load(0.0).waiting < 30:
-            run.add(10, length=4, rank=1)
+        while run.scheduler.load().waiting < 30:
+            run.add(10, length=4, priority=1)
         run.step()
         assert sum(seq.promoted for seq in run.alive()) <= 1
     assert sum(seq.promoted and seq.seq_id in run.finished for seq in run.sequences.values()) > 5

@@ -103,7 +103,7 @@ def test_a_cancelled_sequence_is_not_reported_and_counts_only_if_it_had_tokens(e
     (finished,) = engine.apply(Commands(2, cancel=(0, 1, 99)))
     assert (finished.prompt, finished.output) == (3, 1)
     assert engine.idle and engine.take_ended() == ()
-    assert engine.scheduler.load(0.0).free_blocks == 32
+    assert engine.scheduler.load().free_blocks == 32
 
 
 def test_whoever_stretches_iterations_hears_of_each_with_its_seconds(engine):

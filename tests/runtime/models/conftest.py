@@ -100,7 +100,7 @@ class Request:
     """What the loop is asked: `arrival` is the iteration before which it comes."""
 
     answer: Answer
-    rank: int = 0
+    priority: int = 0
     arrival: int = 0
     logprobs: int | None = None
 
@@ -182,7 +182,7 @@ class Loop:
             events = scheduler.complete(IterationResult(plan.plan_id, outcomes, None), now)
             assert sum(event.kind is EventKind.TOKEN for event in events) == len(sampling)
         scheduler.check()
-        assert scheduler.load(now).free_blocks == self._pool["num_blocks"]
+        assert scheduler.load().free_blocks == self._pool["num_blocks"]
         counters = scheduler.counters
         record.block_preemptions = counters.preemptions_for_blocks
         record.slot_preemptions = counters.preemptions_for_slots
@@ -191,14 +191,14 @@ class Loop:
         return record
 
     def _bind(self, plan: IterationPlan, requests: list[Request], record: Record, bound: dict[int, int]) -> None:
-        for row in plan.freed_rows:
+        for row in plan.freed_slots:
             self.runner.free(row)
         for item in plan.items:
             if bound.get(item.seq_id) != item.epoch:
                 request = requests[item.seq_id]
                 known = np.array([*request.answer.prompt, *record.outputs[item.seq_id]], dtype=np.int32)
                 params = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=request.logprobs)
-                self.runner.bind(item.row, known, params, len(request.answer.prompt))
+                self.runner.bind(item.slot, known, params, len(request.answer.prompt))
                 bound[item.seq_id] = item.epoch
 
     def _tokens(
@@ -219,7 +219,7 @@ class Loop:
         extend_digests(digests, prompt, self._pool["block_size"])
         return Sequence(
             seq_id=index,
-            rank=request.rank,
+            priority=request.priority,
             arrival=now,
             num_prompt=len(prompt),
             max_tokens=len(request.answer.output),

@@ -117,11 +117,11 @@ def test_each_query_sees_its_own_past_and_nothing_else(name, block_size, window,
     items += [PlanItem(row, 0, row, start, count, True, ()) for row, start, count in CHUNKS]
     batch = flatten(items)
     attention.begin(batch)
-    q = torch.randn(len(batch.rows), config.num_heads, 16)
+    q = torch.randn(len(batch.slots), config.num_heads, 16)
     for layer in range(2):
-        new_keys, new_values = (x[layer, batch.rows, batch.positions].to(device) for x in (keys, values))
+        new_keys, new_values = (x[layer, batch.slots, batch.positions].to(device) for x in (keys, values))
         out = attention.attend(layer, q.to(device), new_keys, new_values).cpu().view(q.shape)
-        for place, (row, position) in enumerate(zip(batch.rows.tolist(), batch.positions.tolist(), strict=True)):
+        for place, (row, position) in enumerate(zip(batch.slots.tolist(), batch.positions.tolist(), strict=True)):
             expected = plain(q[place], keys[layer, row], values[layer, row], position, config.windows[layer])
             torch.testing.assert_close(out[place], expected, rtol=1e-4, atol=1e-5)
 
@@ -206,12 +206,12 @@ def test_in_kernels_a_broken_number_stays_with_its_sequence():
     q, new_keys, new_values = (torch.randn(sum(LENGTHS), heads, 16) for heads in (6, 2, 2))
     broken = {6: torch.nan, 7: torch.inf}
     for row, number in broken.items():
-        q[batch.rows == row, 0, 0] = number
-        new_keys[batch.rows == row] = 1.0
+        q[batch.slots == row, 0, 0] = number
+        new_keys[batch.slots == row] = 1.0
     attention.begin(batch)
     out = attention.attend(0, q, new_keys, new_values).view(q.shape)
     for row in range(len(LENGTHS)):
-        own = out[batch.rows == row]
+        own = out[batch.slots == row]
         assert torch.isfinite(own).all() == (row not in broken)
         assert torch.isfinite(own[:, 1:]).all()
 
@@ -248,8 +248,8 @@ def test_a_long_context_costs_little_beside_its_keys_and_values(window):
     for start in (length - 1, length - 100):
         batch = flatten([PlanItem(0, 0, 0, start, length - start, True, ())])
         attention.begin(batch)
-        q = torch.randn(len(batch.rows), config.num_heads, head_dim)
-        new_keys, new_values = (torch.randn(len(batch.rows), 2, head_dim) for _ in range(2))
+        q = torch.randn(len(batch.slots), config.num_heads, head_dim)
+        new_keys, new_values = (torch.randn(len(batch.slots), 2, head_dim) for _ in range(2))
         for one in range(layers):
             out = attention.attend(one, q, new_keys, new_values).view(q.shape)
         if compiled is not None:
@@ -260,6 +260,6 @@ def test_a_long_context_costs_little_beside_its_keys_and_values(window):
         order = torch.from_numpy(tables[0].astype(np.int64))
         keys = cache._keys[order, layer].permute(0, 3, 1, 2).flatten(0, 1)  # (tokens, H, D)
         values = cache._values[order, layer].transpose(1, 2).flatten(0, 1)
-        for place in {0, len(batch.rows) - 1}:
+        for place in {0, len(batch.slots) - 1}:
             expected = plain(q[place], keys, values, start + place, config.windows[layer])
             torch.testing.assert_close(out[place], expected, rtol=1e-4, atol=1e-5)

@@ -92,9 +92,10 @@ def requests_under_pressure(run, known, make_loop, make_request):
         arrivals = list(accumulate(draw.choice(gaps) for _ in range(count)))
         # Each newcomer outranks all before it where slots are short, some do where blocks are: those evict whatever is
         # in their way.
-        ranks = [index if pressure == "slots" or draw.random() < 0.5 else 0 for index in range(count)]
+        priorities = [index if pressure == "slots" or draw.random() < 0.5 else 0 for index in range(count)]
         requests = [
-            make_request(draw.choice(pool_of), rank=rank, arrival=at) for rank, at in zip(ranks, arrivals, strict=True)
+            make_request(draw.choice(pool_of), priority=priority, arrival=at)
+            for priority, at in zip(priorities, arrivals, strict=True)
         ]
         longest = max(len(request.answer.prompt) for request in requests) + OUTPUT
         pool = {
@@ -151,8 +152,10 @@ def a_block_late(runner):
 
     def off_by_one(item):
         append(item)
-        held = int(runner._num_blocks[item.row])
-        runner._tables[item.row, :held] = np.roll(runner._tables[item.row, :held], 1 if held > 1 and item.start else 0)
+        held = int(runner._num_blocks[item.slot])
+        runner._tables[item.slot, :held] = np.roll(
+            runner._tables[item.slot, :held], 1 if held > 1 and item.start else 0
+        )
 
     runner._append_blocks = off_by_one
 

@@ -41,9 +41,9 @@ def generate(runner, answers, first_block=0):
         result = runner.execute(items)
         for index, item in enumerate(items):
             if index in result.errors:
-                errors[item.row] = result.errors[index]
+                errors[item.slot] = result.errors[index]
             else:
-                outputs[item.row].append(int(result.tokens[index]))
+                outputs[item.slot].append(int(result.tokens[index]))
     for row in range(len(answers)):
         runner.free(row)
     return outputs, errors

@@ -45,8 +45,8 @@ def batched_logits(folder, dtype, tokens, block_size, chunk, device="cpu"):
                 items.append(PlanItem(row, 0, row, done[row], count, False, new))
         logits = runner.logits(items).cpu()
         for item, part in zip(items, logits.split([item.count for item in items]), strict=True):
-            found[item.row].append(part)
-            done[item.row] += item.count
+            found[item.slot].append(part)
+            done[item.slot] += item.count
     return [torch.cat(parts) for parts in found]
 
 

@@ -11,9 +11,7 @@ def plan(prefill, budget):
 
 
 def load(free_slots):
-    return SchedulerLoad(
-        at=0.0, running=4, waiting=0, free_slots=free_slots, free_blocks=9, cached_blocks=0, classes=()
-    )
+    return SchedulerLoad(running=4, waiting=0, free_slots=free_slots, free_blocks=9, cached_blocks=0, classes=())
 
 
 def test_nothing_seen_is_unknown():

@@ -37,13 +37,13 @@ def test_fcfs_sets_the_whole_length_aside_and_never_preempts(engine):
     run = engine(blocks=10, block_size=4, budget=100, policy=Fcfs())
     first = run.add(8, max_tokens=9)
     second = run.add(4, max_tokens=21)
-    third = run.add(1, max_tokens=2, rank=9)
+    third = run.add(1, max_tokens=2, priority=9)
     plan = run.launch()
     # 8 + 9 - 1 tokens are 4 blocks, 4 + 21 - 1 are 6: the third fits in none, whatever its class.
     assert [(item.seq_id, len(item.new_blocks)) for item in plan.items] == [(0, 4), (1, 6)]
     run.collect()
     while first.num_outputs < 9:
-        assert third.row is None
+        assert third.slot is None
         run.step()
     run.run()
     run.check_end()
@@ -57,7 +57,7 @@ def test_fcfs_lets_the_first_that_does_not_fit_hold_up_all(engine):
     large = run.add(4, max_tokens=30)
     small = run.add(1, max_tokens=2)
     run.step()
-    assert large.row is small.row is None
+    assert large.slot is small.slot is None
     run.run()
     started = [item.seq_id for plan in run.plans for item in plan.items if item.start == 0]
     assert started == [0, 1, 2]
@@ -68,8 +68,8 @@ def test_fcfs_lets_the_first_that_does_not_fit_hold_up_all(engine):
 
 def test_the_shortest_job_goes_first_whatever_its_class(engine):
     run = engine(blocks=200, block_size=4, budget=1000, max_num_seqs=1, policy=ShortestJobFirst())
-    for prompt, most, rank in ((50, 10, 9), (10, 10, 0), (5, 30, 5), (10, 5, 1)):
-        run.add(prompt, max_tokens=most, rank=rank)
+    for prompt, most, priority in ((50, 10, 9), (10, 10, 0), (5, 30, 5), (10, 5, 1)):
+        run.add(prompt, max_tokens=most, priority=priority)
     run.run()
     started = [item.seq_id for plan in run.plans for item in plan.items if item.start == 0]
     assert started == [3, 1, 2, 0]
@@ -77,11 +77,11 @@ def test_the_shortest_job_goes_first_whatever_its_class(engine):
 
 
 def test_a_long_job_is_not_starved_by_short_ones(engine):
-    run = engine(blocks=200, block_size=4, budget=1000, max_num_seqs=1, policy=ShortestJobFirst(patience=20.0))
+    run = engine(blocks=200, block_size=4, budget=1000, max_num_seqs=1, policy=ShortestJobFirst(promote_after=20.0))
     long = run.add(100, max_tokens=10)
     run.add(2, max_tokens=2)
     for _ in range(200):
-        if run.scheduler.load(0.0).waiting < 3:
+        if run.scheduler.load().waiting < 3:
             run.add(2, max_tokens=2)
         run.step()
         if long.seq_id in run.finished:

@@ -33,13 +33,13 @@ def test_decodes_are_in_every_iteration_and_prefill_shares_the_budget(engine):
 
 def test_prefill_goes_by_class_then_arrival_a_partial_one_or_a_new_one_alike(engine):
     run = engine(blocks=100, block_size=4, budget=10)
-    batch = run.add(50, length=2, rank=0)
+    batch = run.add(50, length=2, priority=0)
     run.step()
     assert batch.num_computed == 10
-    urgent = run.add(15, length=2, rank=1)
+    urgent = run.add(15, length=2, priority=1)
     plan = run.launch()
     assert [(item.seq_id, item.count) for item in plan.items] == [(urgent.seq_id, 10)]
-    assert batch.row is not None
+    assert batch.slot is not None
     assert batch.blocks
     run.collect()
     plan = run.launch()
@@ -108,7 +108,7 @@ def test_without_prefix_caching_nothing_is_reused(engine):
     run.check_end()
     assert run.scheduler.counters.prefix_hit_tokens == 0
     assert run.scheduler.counters.prefill_tokens == 36
-    assert run.scheduler.load(0.0).cached_blocks == 0
+    assert run.scheduler.load().cached_blocks == 0
 
 
 # ---------------------------------------------------------------- rule 2: limits
@@ -120,13 +120,13 @@ def test_lowering_both_knobs_drains_down_and_kills_nobody(engine):
         run.add(40, length=10)
     for _ in range(5):
         run.step()
-    assert run.scheduler.load(0.0).running == 6
+    assert run.scheduler.load().running == 6
     assert max(plan.shape.prefill_tokens for plan in run.plans) > 8
     run.scheduler.set_knobs(Knobs(2, 8))
     before = len(run.plans)
-    running = [run.scheduler.load(0.0).running]
+    running = [run.scheduler.load().running]
     while run.step():
-        running.append(run.scheduler.load(0.0).running)
+        running.append(run.scheduler.load().running)
     assert all(plan.shape.prefill_tokens <= 8 for plan in run.plans[before:])
     drained = next(index for index, count in enumerate(running) if count <= 2)
     assert all(later <= earlier for earlier, later in pairwise(running[: drained + 1]))
@@ -143,7 +143,7 @@ def test_raising_the_knobs_takes_effect_in_the_next_iteration(engine):
     run.scheduler.set_knobs(Knobs(4, 80))
     plan = run.launch()
     assert plan.shape.prefill_tokens == 76
-    assert run.scheduler.load(0.0).running == 4
+    assert run.scheduler.load().running == 4
 
 
 def test_above_a_lowered_limit_an_urgent_one_comes_in_exchange_only(engine):
@@ -152,10 +152,10 @@ def test_above_a_lowered_limit_an_urgent_one_comes_in_exchange_only(engine):
         run.add(10, length=50)
     run.step()
     run.scheduler.set_knobs(Knobs(2, 100))
-    urgent = run.add(10, length=5, rank=5)
+    urgent = run.add(10, length=5, priority=5)
     plan = run.launch()
     assert urgent.seq_id in ids(plan)
-    assert run.scheduler.load(0.0).running == 4
+    assert run.scheduler.load().running == 4
     run.run()
     run.check_end()
 
