@@ -79,7 +79,7 @@ class ServedPool:
     def apply_policy(self, policy: Policy) -> None:
         """Takes a policy: classes, cordons, and where to look unless the command line said so."""
         self.policy = policy
-        self.admission.slo = policy.classes
+        self.admission.classes = policy.classes
         for known in policy.classes:
             self.counters.setdefault(known.name, ClassCounters())
         given = next((pool.endpoints for pool in self._static if pool.name == self.name), policy.pool.endpoints)

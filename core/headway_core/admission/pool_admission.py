@@ -1,5 +1,5 @@
-"""The door of one pool, put together: queue, fleet, controller and prefix index, in the order in which a request meets
-them.
+"""The admission of one pool, put together: queue, fleet, controller and prefix index, in the order in which a request
+meets them.
 
 Gateway and simulator drive this same object with their own clock. It opens no connection and wakes nobody: what it
 decides it returns.
@@ -24,9 +24,8 @@ from headway_core.contract.reports import LoadHint, RuntimeReport
 from headway_core.slo import PriorityClass
 
 
-@dataclass(slots=True)
-class _Open:
-    request: Request
+@dataclass(frozen=True, slots=True)
+class _Sent:
     replica: str
     number: int
     expected: float | None
@@ -34,22 +33,39 @@ class _Open:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shadow:
-    """A request that was shed, compared through the one that it would have stood behind."""
+class _Counterfactual:
+    """What the TTFT of a request that was shed would have been: learned from the request that it would have stood
+    behind, on the assumption that it would have been as much too early or too late as that one."""
 
     priority: int
     predicted: float
+    """Seconds."""
     expected: float
-    """When the one ahead was predicted to have its first token, from the same view of the load."""
+    """Instant at which the request ahead was predicted to have its first token, from the same load."""
+
+
+@dataclass(slots=True)
+class _KnownRequest:
+    """A request that waits or is open on a replica."""
+
+    request: Request
+    predicted: float | None = None
+    """TTFT predicted at its arrival, until its first token."""
+    sent: _Sent | None = None
+    """None while it waits."""
+    counterfactual: _Counterfactual | None = None
+    """Of one that was shed and would have stood behind it, until the first token."""
+    tried: frozenset[str] | None = None
+    """Replicas that failed it, while it waits for another one."""
 
 
 class PoolAdmission:
-    """One pool's door. Ask `turns` again after every call that frees something, and every few milliseconds while
+    """Admits requests to one pool. Call `poll` after every call that frees something, and every few milliseconds while
     anything waits."""
 
     def __init__(
         self,
-        slo: Sequence[PriorityClass],
+        classes: Sequence[PriorityClass],
         gateway: str,
         *,
         controller: AdmissionController | None = None,
@@ -57,34 +73,31 @@ class PoolAdmission:
         fleet: Fleet | None = None,
         prefixes: PrefixIndex | None = None,
     ) -> None:
-        self.slo = tuple(slo)
+        self.classes = tuple(classes)
         self.controller = controller if controller is not None else AdmissionController()
         self.queue = queue if queue is not None else AdmissionQueue()
         self.fleet = fleet if fleet is not None else Fleet(gateway)
         self.prefixes = prefixes if prefixes is not None else PrefixIndex()
         self.draining = False
-        """Set when this gateway goes away: nothing new comes in, what waits still has its turn."""
-        self._open: dict[int, _Open] = {}
-        self._predicted: dict[int, float] = {}
-        self._shadows: dict[int, _Shadow] = {}
-        self._tried: dict[int, frozenset[str]] = {}
-        """Replicas that failed a request which waits for another one."""
-        self._review = False
+        """Set when this gateway goes away: nothing new comes in, what waits is still served."""
+        self._known: dict[int, _KnownRequest] = {}
+        """By id; among those that are open, the latest dispatch is the last."""
+        self._review_due = False
 
     # ------------------------------------------------------------ the path of a request
 
     def submit(self, request: Request, now: float) -> AdmissionResult:
-        """A new request. It is dispatched at once, kept waiting (in no list of the answer) or shed; others may be shed
-        for it."""
+        """A new request. It is dispatched at once, kept waiting (then it is in no list of the result) or shed; others
+        may be shed for it."""
         matches = self.prefixes.matches(request.prefix)
         if matches and request.prefix_chunk_tokens:
             cached = min(request.prompt_tokens - 1, int(max(matches.values()) * request.prefix_chunk_tokens))
             request = replace(request, cached_tokens=cached)
         self.controller.offered(request, now)
         load = self.load(now)
-        decision = self.controller.decide(request, load, self.slo, now, matches)
+        decision = self.controller.decide(request, load, self.classes, now, matches)
         if isinstance(decision, Shed):
-            self._remember_shed(request, decision, load, now)
+            self._learn_from_shed(request, decision, load, now)
             if decision.contended:
                 self.controller.refused(request, load, now)
             return AdmissionResult(shed=(decision,))
@@ -94,81 +107,79 @@ class PoolAdmission:
             if displaced is None:
                 return AdmissionResult(shed=(*shed, self._refuse(request, ShedReason.QUEUE_FULL, load, now)))
             shed += displaced
-        if decision.prediction.ttft is not None:
-            self._predicted[request.request_id] = decision.prediction.ttft
+        known = _KnownRequest(request, decision.prediction.ttft)
         if isinstance(decision, Admit):
             route = Route(decision.replica, decision.prediction, request.cached_tokens)
-            return AdmissionResult((self._send(request, route, request.priority, now),), tuple(shed))
+            return AdmissionResult((self._send(known, route, request.priority, now),), tuple(shed))
         self.queue.push(request, decision.expiry)
+        self._known[request.request_id] = known
         return AdmissionResult(shed=tuple(shed))
 
     def poll(self, now: float) -> AdmissionResult:
-        """Whose turn it is now, and whose wait is over without one."""
+        """Those that wait and are sent now, and those whose wait ends without that."""
         shed = []
         for request in self.queue.expire(now):
             load = self.load(now)
-            self._forget(request.request_id)
-            shed.append(
-                self._refuse(request, ShedReason.QUEUE_TIME if load.replicas else ShedReason.NO_REPLICA, load, now)
-            )
-        if self._review:
-            self._review = False
+            del self._known[request.request_id]
+            reason = ShedReason.QUEUE_TIME if load.replicas else ShedReason.NO_REPLICA
+            shed.append(self._refuse(request, reason, load, now))
+        if self._review_due:
+            self._review_due = False
             load = self.load(now)
-            shed += self._shed_waiting(self.controller.review(load, self.slo, now), load, now)
+            shed += self._shed_waiting(self.controller.review(load, self.classes, now), load, now)
         dispatches: list[Dispatch] = []
         while (found := self._next_to_send(now)) is not None:
-            request, route, priority = found
-            if request.request_id not in self._tried:  # one that a replica failed has had its turn, and has it again
+            known, route, priority = found
+            request = known.request
+            if known.tried is None:  # one that a replica failed was checked before it was sent there
                 load = self.load(now)
-                refused = self.controller.recheck(request, load, self.slo, now)
+                refused = self.controller.recheck(request, load, self.classes, now)
                 if refused is not None:
                     shed += self._shed_waiting((refused,), load, now)
                     continue
             self.queue.leave(request.request_id)
-            self._tried.pop(request.request_id, None)
+            known.tried = None
             self.queue.served(request)
-            dispatches.append(self._send(request, route, priority, now))
+            dispatches.append(self._send(known, route, priority, now))
         return AdmissionResult(tuple(dispatches), tuple(shed))
 
     def first_token(self, request_id: int, now: float) -> tuple[PredictionSample, ...]:
         """Its first content came. Returns what this says about predictions."""
-        opened = self._open.get(request_id)
-        if opened is None:
+        known = self._known.get(request_id)
+        if known is None or known.sent is None:
             return ()
-        self.fleet.computed(opened.replica, opened.number)
+        self.fleet.computed(known.sent.replica, known.sent.number)
         found: list[PredictionSample] = []
-        predicted = self._predicted.pop(request_id, None)
-        if predicted is not None:
-            found.append(PredictionSample(opened.request.priority, False, predicted, now - opened.request.arrival))
-        shadow = self._shadows.pop(request_id, None)
-        if shadow is not None:
-            found.append(
-                PredictionSample(shadow.priority, True, shadow.predicted, shadow.predicted + now - shadow.expected)
-            )
-        for comparison in found:
-            self.controller.compare(comparison.priority, comparison.predicted, comparison.actual)
-        self.fleet.outliers.success(opened.replica, now)
+        if known.predicted is not None:
+            priority, arrival = known.request.priority, known.request.arrival
+            found.append(PredictionSample(priority, False, known.predicted, now - arrival))
+        if (shed := known.counterfactual) is not None:
+            found.append(PredictionSample(shed.priority, True, shed.predicted, shed.predicted + now - shed.expected))
+        known.predicted = known.counterfactual = None
+        for sample in found:
+            self.controller.compare(sample.priority, sample.predicted, sample.actual)
+        self.fleet.outliers.success(known.sent.replica, now)
         return tuple(found)
 
     def ended(self, request_id: int, now: float, server_error: bool = False) -> None:
-        """It is over, however it ended: answered, refused by the runtime, cancelled, timed out. Asking twice does no
-        harm.
+        """It is over, however it ended: answered, refused by the runtime, cancelled, timed out. Calling it twice does
+        no harm.
 
         `server_error`: the connect failed, the runtime answered 5xx, or the connection broke. Never for what a client
         did.
         """
-        self._forget(request_id)
-        if self.queue.leave(request_id) is not None:
+        known = self._known.pop(request_id, None)
+        if known is None:
             return
-        opened = self._open.pop(request_id, None)
-        if opened is None:
+        if known.sent is None:
+            self.queue.leave(request_id)
             return
-        self.fleet.end(opened.replica, opened.number)
+        self.fleet.end(known.sent.replica, known.sent.number)
         if server_error:
-            self.fleet.outliers.server_error(opened.replica, now)
+            self.fleet.outliers.server_error(known.sent.replica, now)
 
     def resubmit(self, request: Request, now: float, tried: Sequence[str]) -> AdmissionResult:
-        """Another replica for a request whose first one failed before any content (`ended` was told).
+        """Another replica for a request whose first one failed before any content (after `ended`).
 
         It is dispatched to one that is not in `tried`, or waits for one at its old place until its deadline, or is shed
         when there is none.
@@ -176,12 +187,12 @@ class PoolAdmission:
         load = PoolLoad(self.fleet.loads(now, exclude=tried))
         route = choose(request, load, self.prefixes.matches(request.prefix))
         if route is not None:
-            return AdmissionResult((self._send(request, route, request.priority, now),))
+            return AdmissionResult((self._send(_KnownRequest(request), route, request.priority, now),))
         if not load.replicas or not self.queue.fits(request):
             reason = ShedReason.QUEUE_FULL if load.replicas else ShedReason.NO_REPLICA
             return AdmissionResult(shed=(self._refuse(request, reason, load, now),))
-        self._tried[request.request_id] = frozenset(tried)
         self.queue.push(request, request.deadline)
+        self._known[request.request_id] = _KnownRequest(request, tried=frozenset(tried))
         return AdmissionResult()
 
     # ------------------------------------------------------------ what is learned from replicas
@@ -190,7 +201,7 @@ class PoolAdmission:
         """A polled load report."""
         if self.fleet.observe(report, now, round_trip):
             self.prefixes.forget(report.replica)
-        self._review = True
+        self._review_due = True
 
     def hint(self, replica: str, hint: LoadHint, now: float) -> None:
         """The short report that rode on a response."""
@@ -201,28 +212,43 @@ class PoolAdmission:
         self.fleet.remove(replica)
         self.prefixes.forget(replica)
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ reading
 
     def load(self, now: float) -> PoolLoad:
         """The snapshot that decisions are taken from."""
         return PoolLoad(
             replicas=self.fleet.loads(now),
             waiting=self.queue.order(),
-            higher_work=self.controller.higher_work(self.slo, now),
+            higher_work=self.controller.higher_work(self.classes, now),
             draining=self.draining,
         )
 
     def predicted(self, request_id: int) -> float | None:
-        """The TTFT that was predicted when it was offered, until its first token; None when that was unknown."""
-        return self._predicted.get(request_id)
+        """The TTFT that was predicted when it was submitted, until its first token; None when that was unknown."""
+        known = self._known.get(request_id)
+        return None if known is None else known.predicted
 
     def saturated(self, now: float) -> bool:
         """The rate rule holds: more is offered than the pool can carry."""
         return self.controller.saturated(self.load(now), now)
 
+    def check(self) -> None:
+        """For tests. Raises AssertionError where queue, fleet and what is known of requests disagree."""
+        self.queue.check()
+        waiting = {request_id for request_id, known in self._known.items() if known.sent is None}
+        if waiting != {request.request_id for request in self.queue.order()}:
+            raise AssertionError(f"known to wait are {waiting}, and {self.queue.order()} do")
+        for replica in self.fleet:
+            sent = sum(known.sent is not None and known.sent.replica == replica for known in self._known.values())
+            if sent < self.fleet.in_flight(replica):
+                raise AssertionError(f"{sent} were sent to {replica}, which has {self.fleet.in_flight(replica)}")
+        for known in self._known.values():
+            if known.sent is not None and known.tried is not None:
+                raise AssertionError(f"{known} was sent, and waits for another replica")
+
     # ------------------------------------------------------------ inside
 
-    def _next_to_send(self, now: float) -> tuple[Request, Route, int] | None:
+    def _next_to_send(self, now: float) -> tuple[_KnownRequest, Route, int] | None:
         first = self.queue.next(now)
         if first is None:
             return None
@@ -230,7 +256,8 @@ class PoolAdmission:
         if self.queue.aged(first, now):
             priority = max(other.priority for other in self.queue.heads(now))
         for request in self.queue.waiting_of(first.priority):
-            load = PoolLoad(self.fleet.loads(now, exclude=self._tried.get(request.request_id, ())))
+            known = self._known[request.request_id]
+            load = PoolLoad(self.fleet.loads(now, exclude=known.tried or ()))
             served_as = (
                 request
                 if priority == request.priority
@@ -238,45 +265,43 @@ class PoolAdmission:
             )
             route = choose(served_as, load, self.prefixes.matches(request.prefix))
             if route is not None:
-                return request, route, priority
-            if request.request_id not in self._tried:
+                return known, route, priority
+            if known.tried is None:
                 return None
             # It waits for a replica that has not failed it; that holds up nobody behind it.
         return None
 
-    def _send(self, request: Request, route: Route, priority: int, now: float) -> Dispatch:
+    def _send(self, known: _KnownRequest, route: Route, priority: int, now: float) -> Dispatch:
+        request = known.request
         number = self.fleet.dispatch(route.replica, priority, request.prompt_tokens - route.cached_tokens, now)
         ttft = route.prediction.ttft
-        self._open[request.request_id] = _Open(request, route.replica, number, None if ttft is None else now + ttft)
+        known.sent = _Sent(route.replica, number, None if ttft is None else now + ttft)
+        self._known.pop(request.request_id, None)
+        self._known[request.request_id] = known  # the latest dispatch is the last
         self.prefixes.sent(request.prefix, route.replica)
         self.controller.admitted(request, now)
         return Dispatch(request, route.replica, number, priority, route.prediction)
 
     def _shed_waiting(self, shed: Sequence[Shed], load: PoolLoad, now: float) -> list[Shed]:
         """Takes these out of the queue; those that had left it already are not answered twice."""
-        displaced = []
+        left = []
         for one in shed:
             request = self.queue.leave(one.request_id)
             if request is not None:
-                self._forget(one.request_id)
+                del self._known[one.request_id]
                 self.controller.refused(request, load, now)
-                displaced.append(one)
-        return displaced
+                left.append(one)
+        return left
 
     def _refuse(self, request: Request, reason: ShedReason, load: PoolLoad, now: float) -> Shed:
-        shed = self.controller.shed(request, reason, load, self.slo, now)
+        shed = self.controller.shed(request, reason, load, self.classes, now)
         if shed.contended:
             self.controller.refused(request, load, now)
         return shed
 
-    def _forget(self, request_id: int) -> None:
-        self._predicted.pop(request_id, None)
-        self._shadows.pop(request_id, None)
-        self._tried.pop(request_id, None)
-
     def _displace(self, request: Request, load: PoolLoad, now: float) -> list[Shed] | None:
-        """Makes room in a full queue out of lower classes, the lowest and latest first; None when that would not be
-        enough."""
+        """Sheds waiting requests of lower classes until `request` fits into the full queue, the lowest and latest
+        first; None when shedding all of them would not be enough."""
         lower = [other for other in reversed(self.queue.order()) if other.priority < request.priority]
         count, size = len(self.queue), self.queue.bytes
         limits = self.queue.limits
@@ -288,19 +313,22 @@ class PoolAdmission:
             count, size = count - 1, size - out[-1].size_bytes
         for other in out:
             self.queue.leave(other.request_id)
-            self._forget(other.request_id)
+            del self._known[other.request_id]
         return [self._refuse(other, ShedReason.QUEUE_FULL, load, now) for other in out]
 
-    def _remember_shed(self, request: Request, shed: Shed, load: PoolLoad, now: float) -> None:
-        """Pairs it with the last one that it would have stood behind and that has no pair yet."""
-        predicted = shed.prediction.ttft
-        if predicted is None:
+    def _learn_from_shed(self, request: Request, shed: Shed, load: PoolLoad, now: float) -> None:
+        """Keeps the counterfactual of a shed request with the last request that it would have stood behind, unless that
+        one has another already."""
+        if shed.prediction.ttft is None:
             return
         ahead = [other for other in load.waiting if other.priority >= request.priority]
         if ahead:
-            last, expected = ahead[-1].request_id, self.controller.expected(ahead, load, self.slo, now)
+            last = self._known[ahead[-1].request_id]
+            expected = self.controller.expected(ahead, load, self.classes, now)
         else:
-            last, opened = next(reversed(self._open.items()), (0, None))
-            expected = opened.expected if opened is not None and last in self._predicted else None
-        if expected is not None and math.isfinite(expected) and last not in self._shadows:
-            self._shadows[last] = _Shadow(request.priority, predicted, expected)
+            latest = next((known for known in reversed(self._known.values()) if known.sent is not None), None)
+            if latest is None or latest.sent is None or latest.predicted is None:
+                return
+            last, expected = latest, latest.sent.expected
+        if expected is not None and math.isfinite(expected) and last.counterfactual is None:
+            last.counterfactual = _Counterfactual(request.priority, shed.prediction.ttft, expected)

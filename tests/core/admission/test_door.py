@@ -100,6 +100,7 @@ def test_every_offered_request_is_answered_once_and_nothing_is_left_behind(
             admission.ended(which, now)
         if step % 50 == 0:
             act(admission.poll(now))
+            admission.check()
     for which in list(open_now):
         admission.ended(which, now)
     act(admission.poll(now + 100))
@@ -112,10 +113,8 @@ def test_every_offered_request_is_answered_once_and_nothing_is_left_behind(
     assert list(answered.values()).count("dispatched") > 50
     assert (len(admission.queue), admission.queue.bytes) == (0, 0)
     assert all(admission.fleet.in_flight(name) == 0 for name in admission.fleet)
-    assert not admission._open
-    assert not admission._predicted
-    assert not admission._shadows
-    assert not admission._tried
+    admission.check()
+    assert all(admission.predicted(which) is None for which in offered)
 
 
 def test_turns_go_to_the_highest_class_at_once_and_to_an_aged_lower_one_in_its_place(
