@@ -234,7 +234,7 @@ class RequestRecord:
 
     def finished(self, now: float, streamed: bool, prompt: int | None, output: int | None) -> None:
         """The answer is complete: judges it. Token counts are the runtime's; None: it did not say."""
-        counters, objectives = self._counters, self._request.slo.objectives
+        counters, objectives = self._counters, self._request.priority_class.objectives
         counters.prompt_tokens += prompt or 0
         counters.output_tokens += output or 0
         tokens = None if output is None else output / self._choices

@@ -69,7 +69,7 @@ class Pipeline:
                 parsed = await self._read(client_request, endpoint, body)
             pool = pools.serving(parsed.model)
             pool.check_length(parsed)
-            slo = pool.classify(parsed, caller, self._class_header(client_request))
+            priority_class = pool.classify(parsed, caller, self._class_header(client_request))
         except RequestError as error:
             refused = RequestFailed(error_responses.bad_request(error))
             self._count_unclassified(refused)
@@ -80,7 +80,12 @@ class Pipeline:
             self._count_unclassified(error)
             raise
         request = pool.request(
-            pools.next_number(), parsed, slo, caller, arrival=client_request.arrival, retry=_is_retry(client_request)
+            pools.next_number(),
+            parsed,
+            priority_class,
+            caller,
+            arrival=client_request.arrival,
+            retry=_is_retry(client_request),
         )
         with pool.record(request, parsed) as record, client_request.until(settings.request_timeout):
             grant = await pool.dispatcher.acquire(request, record.set_queued)

@@ -141,15 +141,22 @@ class ServedPool:
             )
 
     def request(
-        self, number: int, parsed: ParsedRequest, slo: PriorityClass, caller: Caller, *, arrival: float, retry: bool
+        self,
+        number: int,
+        parsed: ParsedRequest,
+        priority_class: PriorityClass,
+        caller: Caller,
+        *,
+        arrival: float,
+        retry: bool,
     ) -> Request:
-        """The request as the door sees it. With a prompt in text its length is an estimate."""
+        """The request as admission sees it. With a prompt in text its length is an estimate."""
         tokens = max(
             1, self.estimator.estimate(self.name, parsed.text) if parsed.token_ids is None else parsed.token_ids
         )
         return Request(
             request_id=number,
-            slo=slo,
+            priority_class=priority_class,
             arrival=arrival,
             prompt_tokens=tokens,
             size_bytes=len(parsed.body),
@@ -162,7 +169,7 @@ class ServedPool:
         """What the runtime is told beside the request itself."""
         told = {
             PRIORITY: str(grant.priority),
-            CLASS: grant.request.slo.name,
+            CLASS: grant.request.priority_class.name,
             DISPATCH: f"{self._boot_id}:{grant.number}",
             WANT_USAGE: "1",
         }
@@ -175,7 +182,7 @@ class ServedPool:
 
     def record(self, request: Request, parsed: ParsedRequest) -> RequestRecord:
         """The entry of an offered request."""
-        return RequestRecord(self.counters[request.slo.name], request, parsed.choices)
+        return RequestRecord(self.counters[request.priority_class.name], request, parsed.choices)
 
 
 class Pools:

@@ -20,7 +20,7 @@ class Attempt:
 
     number: int
     request: TraceRequest
-    slo: PriorityClass
+    priority_class: PriorityClass
     arrival: float
     quartile: int
     """By prompt length within the trace: 0 the shortest."""
@@ -50,7 +50,7 @@ class Attempt:
     """Seconds by which `due` moves on with each token."""
 
     def __post_init__(self) -> None:
-        ttft, tpot = self.slo.objectives.ttft, self.slo.objectives.tpot
+        ttft, tpot = self.priority_class.objectives.ttft, self.priority_class.objectives.tpot
         self.due = math.inf if ttft is None else self.arrival + ttft.limit(self.request.prompt_tokens)
         self.pace = math.inf if tpot is None else tpot.target
 
@@ -79,14 +79,14 @@ class Attempt:
     @property
     def ttft_kept(self) -> bool:
         """Its first token came, and in time."""
-        ttft, objective = self.ttft, self.slo.objectives.ttft
+        ttft, objective = self.ttft, self.priority_class.objectives.ttft
         return ttft is not None and (objective is None or ttft <= objective.limit(self.request.prompt_tokens) + 1e-9)
 
     @property
     def tpot_kept(self) -> bool | None:
         """Its tokens came at the promised pace; None when none was promised, or the answer is one token, which has no
         pace."""
-        objective = self.slo.objectives.tpot
+        objective = self.priority_class.objectives.tpot
         if objective is None or self.request.output_tokens < 2:
             return None
         return self.tpot is not None and self.tpot <= objective.target + 1e-9

@@ -95,7 +95,7 @@ class _Fifo:
         self.works, usual = works(trace, config.load)
         self.target = config.target if config.target is not None else usual
         self.rate = trace[0].prompt_tokens / self.works[0]
-        self.slo = (PriorityClass("default", 0, Objectives(ttft=TtftObjective(self.target))),)
+        self.classes = (PriorityClass("default", 0, Objectives(ttft=TtftObjective(self.target))),)
         self.controller = AdmissionController(config.rule, margin=config.margin, seed=config.seed)
         self.queue = AdmissionQueue(QueueLimits(_MANY, _MANY, float(_MANY)))
         self.result = FifoResult(len(trace))
@@ -109,7 +109,7 @@ class _Fifo:
         for index, entry in enumerate(self.trace):
             self._serve_until(entry.at)
             known = max(1, round(entry.prompt_tokens * rng.uniform(1 - spread, 1 + spread)))
-            self._arrive(Request(index, self.slo[0], entry.at, known), entry.at)
+            self._arrive(Request(index, self.classes[0], entry.at, known), entry.at)
         self._serve_until(float("inf"))
         if self.result.displaced:
             self.result.waited_in_vain /= self.result.displaced * self.target
@@ -121,7 +121,9 @@ class _Fifo:
             if request is None:
                 raise AssertionError("a queue that is not empty has a next")
             at = max(self.free_at, request.arrival)
-            refused = self.controller.recheck(request, PoolLoad((self._server(at),), self.queue.order()), self.slo, at)
+            refused = self.controller.recheck(
+                request, PoolLoad((self._server(at),), self.queue.order()), self.classes, at
+            )
             self.queue.leave(request.request_id)
             if refused is None:
                 self._start(request, at)
@@ -132,7 +134,7 @@ class _Fifo:
     def _arrive(self, request: Request, now: float) -> None:
         self.controller.offered(request, now)
         load = PoolLoad((self._server(now),), self.queue.order())
-        decision = self.controller.decide(request, load, self.slo, now)
+        decision = self.controller.decide(request, load, self.classes, now)
         if isinstance(decision, Shed):
             self.result.shed_on_arrival += 1
             return

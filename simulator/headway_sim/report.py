@@ -123,13 +123,14 @@ class SimulationReport:
     @classmethod
     def of(cls, run: SimulationRun) -> SimulationReport:
         """The figures of a run."""
-        names = dict.fromkeys(attempt.slo.name for attempt in run.attempts)
+        names = dict.fromkeys(attempt.priority_class.name for attempt in run.attempts)
         served = run.prefilled_tokens + run.cached_tokens
         return cls(
             seconds=run.seconds,
             total=RunFigures.of(run.attempts, run.seconds),
             classes={
-                name: RunFigures.of([a for a in run.attempts if a.slo.name == name], run.seconds) for name in names
+                name: RunFigures.of([a for a in run.attempts if a.priority_class.name == name], run.seconds)
+                for name in names
             },
             quartiles=tuple(
                 RunFigures.of([a for a in run.attempts if a.quartile == quartile], run.seconds) for quartile in range(4)

@@ -93,9 +93,11 @@ class SimulatedReplica:
         )
         self._rates = EngineRates()
 
-    def submit(self, number: int, request: TraceRequest, slo: PriorityClass, priority: int, now: float) -> None:
+    def submit(
+        self, number: int, request: TraceRequest, priority_class: PriorityClass, priority: int, now: float
+    ) -> None:
         """Takes a request. Raises Unschedulable when the pool could never hold it."""
-        objectives = slo.objectives
+        objectives = priority_class.objectives
         self._scheduler.add(
             Sequence(
                 seq_id=number,

@@ -139,8 +139,8 @@ class _Simulation:
             self._at(start, self._start_replica)
         quartiles = _quartiles(trace)
         for request, quartile in zip(trace, quartiles, strict=True):
-            slo = self.rng.choices(config.classes, config.mix)[0]
-            self._at(request.at, self._come, request, slo, quartile)
+            priority_class = self.rng.choices(config.classes, config.mix)[0]
+            self._at(request.at, self._come, request, priority_class, quartile)
         for at, factor in config.slowdowns:
             self._at(at, self._slow_down, factor)
 
@@ -167,11 +167,11 @@ class _Simulation:
 
     # ------------------------------------------------------------ clients and gateway
 
-    def _come(self, request: TraceRequest, slo: PriorityClass, quartile: int, now: float) -> None:
+    def _come(self, request: TraceRequest, priority_class: PriorityClass, quartile: int, now: float) -> None:
         self._come_so_far += 1
         if self._progress is not None:
             self._progress(self._come_so_far / self._offered)
-        self._arrive(Attempt(-1, request, slo, now, quartile))
+        self._arrive(Attempt(-1, request, priority_class, now, quartile))
 
     def _arrive(self, attempt: Attempt) -> None:
         now = attempt.arrival
@@ -183,7 +183,7 @@ class _Simulation:
         known = max(1, round(attempt.request.prompt_tokens * self.rng.uniform(1 - error, 1 + error)))
         request = Request(
             request_id=attempt.number,
-            slo=attempt.slo,
+            priority_class=attempt.priority_class,
             arrival=now,
             prompt_tokens=known,
             size_bytes=4 * known,
@@ -214,7 +214,7 @@ class _Simulation:
             self._at(now + TICK, self._tick)
 
     def _repeat(self, told: Attempt, now: float) -> None:
-        self._arrive(Attempt(-1, told.request, told.slo, now, told.quartile, told.repeated + 1, told.number))
+        self._arrive(Attempt(-1, told.request, told.priority_class, now, told.quartile, told.repeated + 1, told.number))
 
     def _tick(self, now: float) -> None:
         self._ticking = False
@@ -256,7 +256,7 @@ class _Simulation:
         replica = self.replicas[dispatch.replica]
         replica.dispatched[self.admission.fleet.gateway] = dispatch.number
         try:
-            replica.submit(attempt.number, attempt.request, attempt.slo, dispatch.priority, now)
+            replica.submit(attempt.number, attempt.request, attempt.priority_class, dispatch.priority, now)
         except Unschedulable:
             attempt.unschedulable = True
             self._at(now + self.config.round_trip / 2, self._ended, attempt)

@@ -167,13 +167,13 @@ def test_higher_classes_are_served_first_and_lower_ones_do_not_starve() -> None:
     config = SimulationConfig(classes=(high, low), mix=(0.85, 0.15), replica=REPLICA, seed=7, drain=0.0)
     rate = capacity(lengths * 2, config) * len(lengths) / sum(one.prompt_tokens for one in lengths)
     run = simulate(at_rate(lengths, 1.6 * rate), config)
-    interactive = [one for one in run.attempts if one.slo is high]
-    batch = [one for one in run.attempts if one.slo is low]
+    interactive = [one for one in run.attempts if one.priority_class is high]
+    batch = [one for one in run.attempts if one.priority_class is low]
     assert sum(one.ttft_kept for one in interactive) / len(interactive) > 0.6
     served = [one for one in batch if one.first_token_at is not None]
     assert len(served) >= 10
     tokens = {
-        which.name: sum(o.request.prompt_tokens for o in run.attempts if o.slo is which and o.first_token_at)
+        which.name: sum(o.request.prompt_tokens for o in run.attempts if o.priority_class is which and o.first_token_at)
         for which in (high, low)
     }
     assert tokens["batch"] >= 0.05 * sum(tokens.values()), (

@@ -88,7 +88,7 @@ class AdmissionQueue:
 
     def latest(self, request: Request) -> float:
         """The instant after which it may not wait any longer, whatever is predicted."""
-        longest = request.slo.max_queue_time
+        longest = request.priority_class.max_queue_time
         return request.arrival + (self.limits.seconds if longest is None else longest)
 
     def push(self, request: Request, expiry: float = math.inf) -> None:
@@ -170,8 +170,8 @@ class AdmissionQueue:
         own = self._classes.get(request.priority)
         if own is not None:
             own.credit = max(0.0, own.credit - request.uncached_tokens)
-        shares = {priority: queue.oldest.slo.shares for priority, queue in self._classes.items()}
-        shares[request.priority] = request.slo.shares
+        shares = {priority: queue.oldest.priority_class.shares for priority, queue in self._classes.items()}
+        shares[request.priority] = request.priority_class.shares
         total = sum(shares.values())
         for priority, queue in self._classes.items():
             if priority != request.priority:

@@ -261,7 +261,7 @@ class PoolAdmission:
             served_as = (
                 request
                 if priority == request.priority
-                else replace(request, slo=replace(request.slo, priority=priority))
+                else replace(request, priority_class=replace(request.priority_class, priority=priority))
             )
             route = choose(served_as, load, self.prefixes.matches(request.prefix))
             if route is not None:

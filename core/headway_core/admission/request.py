@@ -20,7 +20,7 @@ class Request:
     """
 
     request_id: int
-    slo: PriorityClass
+    priority_class: PriorityClass
     arrival: float
     prompt_tokens: int
     """Exact, or the estimate of `tokens.TokenEstimator`."""
@@ -52,11 +52,11 @@ class Request:
                 f"cached tokens lie in [0, {self.prompt_tokens}): the last one is always computed, not "
                 f"{self.cached_tokens}"
             )
-        ttft = self.slo.objectives.ttft
+        ttft = self.priority_class.objectives.ttft
         target = None if ttft is None else ttft.limit(self.prompt_tokens)
         object.__setattr__(self, "target", target)
         object.__setattr__(self, "deadline", math.inf if target is None else self.arrival + target)
-        object.__setattr__(self, "priority", self.slo.priority)
+        object.__setattr__(self, "priority", self.priority_class.priority)
         object.__setattr__(self, "uncached_tokens", self.prompt_tokens - self.cached_tokens)
 
 
