@@ -58,7 +58,7 @@ class Unschedulable(HeadwayError):
 
     def __init__(self, needed_tokens: int, pool_tokens: int) -> None:
         super().__init__(
-            f"the request needs room for {needed_tokens} tokens and the KV pool holds {pool_tokens} in all: "
+            f"the request needs {needed_tokens} tokens and the KV pool holds {pool_tokens} in all: "
             "shorten the prompt, lower max_tokens, or start the runtime with a larger pool"
         )
         self.needed_tokens = needed_tokens

@@ -41,7 +41,7 @@ def runtime(**changes):
 
 
 def gateway(offered, *, attained=0, shed=0, boot="g"):
-    books = ClassReport(
+    counted = ClassReport(
         offered=offered,
         outcomes={"ok": offered - shed, "shed": shed},
         shed={"slot_wait": shed},
@@ -50,7 +50,9 @@ def gateway(offered, *, attained=0, shed=0, boot="g"):
         ttft={bucket(0.5): offered - shed},
         queued=2,
     )
-    return GatewayReport("gw", boot, 1, 0.0, ReplicaState.READY, (PoolReport(SLO.target_name, {"interactive": books}),))
+    return GatewayReport(
+        "gw", boot, 1, 0.0, ReplicaState.READY, (PoolReport(SLO.target_name, {"interactive": counted}),)
+    )
 
 
 def test_the_first_policy_carries_the_promise_and_leaves_the_knobs_alone():
@@ -129,13 +131,13 @@ def test_a_revision_from_elsewhere_is_overtaken(mode, place):
     taken."""
     controller = LocalController(dataclasses.replace(SLO, mode=mode), ENDPOINTS)
     found = Acknowledgement(1_000, "by hand", Knobs(1, 16), {}, 0.0)
-    books = gateway(0)
+    seen = gateway(0)
     if place == "gateway":
-        books = dataclasses.replace(books, pools=(dataclasses.replace(books.pools[0], policy=found),))
+        seen = dataclasses.replace(seen, pools=(dataclasses.replace(seen.pools[0], policy=found),))
     report = runtime(policy=found if place == "replica" else None)
-    changed = controller.observe({"replica-1": report}, books, ["replica-1"], 10.0)
+    changed = controller.observe({"replica-1": report}, seen, ["replica-1"], 10.0)
     assert changed is not None and changed.revision == 1_001
-    assert controller.observe({"replica-1": report}, books, ["replica-1"], 11.0) is None
+    assert controller.observe({"replica-1": report}, seen, ["replica-1"], 11.0) is None
 
 
 def test_the_highest_revision_of_all_ends_nothing():

@@ -14,8 +14,8 @@ How a gateway uses the parts, for one pool::
     door.fleet.cordoned, door.slo = frozenset(policy.cordoned), policy.classes     # as the policy says
     door.remove(replica)                                                           # as DNS says
 
-    # a request arrives
-    request = Request(next_id, policy.class_named(name), now, tokens.estimate(model, prompt), size_bytes=len(body),
+    # a request arrives, of the PriorityClass `known`
+    request = Request(next_id, known, now, tokens.estimate(model, prompt), size_bytes=len(body),
                       retry=retry_count > 0, prefix=prefix_chain(prompt, header_names.tenant_salt(tenant)),
                       prefix_chunk_tokens=tokens_per_chunk)
     answers = door.submit(request, now)           # dispatch it, shed it (and perhaps others), or neither: it waits

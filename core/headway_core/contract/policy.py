@@ -72,10 +72,3 @@ class Policy:
             )
         if all(known.name != self.default_class for known in self.classes):
             raise ValueError(f"defaultClass must name one of the classes, not {self.default_class!r}")
-
-    def class_named(self, name: str) -> PriorityClass:
-        """The class of that name. Raises KeyError."""
-        for known in self.classes:
-            if known.name == name:
-                return known
-        raise KeyError(name)
