@@ -7,9 +7,9 @@ changed as asked.
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import replace
 
+from headway_core.arguments import step_time_coefficients
 from headway_core.contract.policy import Knobs
 from headway_core.contract.reports import EngineLimits, ReplicaState, RuntimeReport, StepTimeReport
 from headway_core.errors import InvalidInput
@@ -60,15 +60,9 @@ def parse_coefficients(text: str) -> StepTimeReport:
         InvalidInput: not four numbers, or not a time.
     """
     try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if len(numbers) != 4 or not all(math.isfinite(number) and number >= 0 for number in numbers) or numbers[0] <= 0:
-        raise InvalidInput(
-            f"--coefficients {text!r}: needs four numbers of seconds a,b,d,e, such as 0.03,0.0005,0.002,0.00001 "
-            "(a above 0, none negative)"
-        )
-    base, per_prefill_token, per_decode_row, per_context_token = numbers
+        base, per_prefill_token, per_decode_row, per_context_token = step_time_coefficients(text)
+    except argparse.ArgumentTypeError as error:
+        raise InvalidInput(str(error), "--coefficients") from None
     return StepTimeReport(
         base=base,
         per_row=per_prefill_token,

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from headway_core.admission import RULES
+from headway_core.arguments import DNS_LABEL, port, seconds, whole_number
 from headway_core.contract.http import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT
 from headway_core.contract.policy import Endpoint, Pool
 
-_POOL_NAME = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 _ENDPOINT = re.compile(r"^(?P<host>\[[0-9A-Fa-f:.]+\]|[^][:/,\s]+)(:(?P<port>[0-9]+))?(/(?P<control>[0-9]+))?$")
 
 _EPILOG = """\
@@ -132,7 +132,7 @@ def parse(arguments: Sequence[str]) -> Settings:
 def parse_pool(text: str) -> Pool:
     """``NAME=HOST:PORT[/CONTROLPORT][,...]`` as a pool. Raises ValueError with the rule that is broken."""
     name, equals, listed = text.partition("=")
-    if not equals or not _POOL_NAME.fullmatch(name):
+    if not equals or not DNS_LABEL.fullmatch(name):
         raise ValueError("must read NAME=HOST:PORT[/CONTROLPORT],... with a name of lower-case letters, digits and '-'")
     endpoints: list[Endpoint] = []
     for part in listed.split(","):
@@ -144,28 +144,6 @@ def parse_pool(text: str) -> Pool:
             raise ValueError(f"{part!r}: a port lies between 1 and 65535")
         endpoints.append(Endpoint(match["host"].strip("[]"), *ports))
     return Pool(name, tuple(endpoints))
-
-
-def _port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"a port is a whole number up to 65535 (0: any free one), not {text!r}")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.01 <= value <= 86_400:
-        raise argparse.ArgumentTypeError(f"must be seconds between 0.01 and 86400, not {text!r}")
-    return value
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -180,11 +158,11 @@ def _parser() -> argparse.ArgumentParser:
     where = parser.add_argument_group("where it listens")
     where.add_argument("--host", default=default.host, help="address of both ports (default: every interface)")
     where.add_argument(
-        "--port", type=_port, default=default.port, help="requests and the status page (default: %(default)s)"
+        "--port", type=port, default=default.port, help="requests and the status page (default: %(default)s)"
     )
     where.add_argument(
         "--control-port",
-        type=_port,
+        type=port,
         default=default.control_port,
         help="load report, policy, metrics; keep it private (default: %(default)s)",
     )
@@ -219,17 +197,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     limits = parser.add_argument_group("limits")
     for flag, kind, unit in (
-        ("max-queue-requests", _count, "N"),
-        ("max-queue-bytes", _count, "BYTES"),
-        ("max-body-bytes", _count, "BYTES"),
-        ("max-queue-time", _seconds, "SECONDS"),
-        ("body-timeout", _seconds, "SECONDS"),
-        ("request-timeout", _seconds, "SECONDS"),
-        ("stall-timeout", _seconds, "SECONDS"),
-        ("first-byte-hold", _seconds, "SECONDS"),
-        ("drain-seconds", _seconds, "SECONDS"),
-        ("keep-alive", _seconds, "SECONDS"),
-        ("poll-interval", _seconds, "SECONDS"),
+        ("max-queue-requests", whole_number(1), "N"),
+        ("max-queue-bytes", whole_number(1), "BYTES"),
+        ("max-body-bytes", whole_number(1), "BYTES"),
+        ("max-queue-time", seconds(0.01), "SECONDS"),
+        ("body-timeout", seconds(0.01), "SECONDS"),
+        ("request-timeout", seconds(0.01), "SECONDS"),
+        ("stall-timeout", seconds(0.01), "SECONDS"),
+        ("first-byte-hold", seconds(0.01), "SECONDS"),
+        ("drain-seconds", seconds(0.01), "SECONDS"),
+        ("keep-alive", seconds(0.01), "SECONDS"),
+        ("poll-interval", seconds(0.01), "SECONDS"),
     ):
         limits.add_argument(
             f"--{flag}",

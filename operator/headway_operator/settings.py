@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import socket
 import uuid
 from dataclasses import dataclass, field
 
+from headway_core.arguments import dns_label, duration, port, whole_number
 from headway_core.contract.http import CONTROL_PORT
-from headway_core.durations import parse_duration
-from headway_core.errors import SpecError
 
 from headway_operator.lease import DURATION
 
@@ -35,7 +33,6 @@ examples:
 """
 SHORTEST_LEASE = 3.0
 """Seconds; a shorter one would be lost by a busy API server."""
-_NAME = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,67 +78,63 @@ def parse(arguments: list[str] | None = None) -> Settings:
     parser.add_argument(
         "--namespace",
         action="append",
-        type=_name,
+        type=dns_label,
         metavar="NAME",
         help="serve this namespace; repeatable (default: all)",
     )
     parser.add_argument(
         "--lease-namespace",
-        type=_name,
+        type=dns_label,
         metavar="NAME",
         help="where the lease lies (default: the first --namespace, else the pod's own)",
     )
     parser.add_argument(
         "--lease-name",
-        type=_name,
+        type=dns_label,
         default=defaults.lease_name,
         metavar="NAME",
         help="of the operators with the same lease, one acts at a time (%(default)s)",
     )
     parser.add_argument(
         "--lease-duration",
-        type=_seconds,
+        type=duration(SHORTEST_LEASE),
         default=DURATION,
         metavar="15s",
         help="without a renewal for so long another operator takes over; at least 3s (default 15s)",
     )
     parser.add_argument(
-        "--interval", type=_seconds, default=5.0, metavar="5s", help="how often each object is reconciled (default 5s)"
+        "--interval",
+        type=duration(),
+        default=5.0,
+        metavar="5s",
+        help="how often each object is reconciled (default 5s)",
     )
     parser.add_argument(
         "--report-timeout",
-        type=_seconds,
+        type=duration(),
         default=2.0,
         metavar="2s",
         help="how long a pod may take to report (default 2s)",
     )
     parser.add_argument(
         "--drain-budget",
-        type=_seconds,
+        type=duration(),
         default=120.0,
         metavar="2m",
         help="how long a cordoned replica may take to become idle (default 2m)",
     )
     parser.add_argument("--host", default=defaults.host, help="address of /metrics and /healthz (default %(default)s)")
     parser.add_argument(
-        "--port", type=int, default=defaults.port, help="port of /metrics and /healthz, 0: any (default %(default)s)"
+        "--port", type=port, default=defaults.port, help="port of /metrics and /healthz, 0: any (default %(default)s)"
     )
     parser.add_argument(
         "--concurrency",
-        type=int,
+        type=whole_number(1),
         default=defaults.concurrency,
         help="objects reconciled at the same time (default %(default)s)",
     )
     parser.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default=defaults.log_level)
     given = parser.parse_args(arguments)
-    if not 0 <= given.port <= 65535:
-        parser.error(f"argument --port: must be from 0 to 65535, not {given.port}")
-    if given.lease_duration < SHORTEST_LEASE:
-        parser.error(
-            f"argument --lease-duration: must be at least {SHORTEST_LEASE:.0f}s, not {given.lease_duration:g}s"
-        )
-    if given.concurrency < 1:
-        parser.error(f"argument --concurrency: must be at least 1, not {given.concurrency}")
     namespaces = tuple(dict.fromkeys(given.namespace or ()))
     return Settings(
         namespaces=namespaces,
@@ -156,22 +149,6 @@ def parse(arguments: list[str] | None = None) -> Settings:
         concurrency=given.concurrency,
         log_level=given.log_level,
     )
-
-
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text) or len(text) > 63:
-        raise argparse.ArgumentTypeError(f"must be at most 63 lower-case letters, digits and '-', not {text!r}")
-    return text
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = parse_duration(text)
-    except SpecError as error:
-        raise argparse.ArgumentTypeError(error.reason) from None
-    if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"must be more than 0s, not {text}")
-    return seconds
 
 
 def _own_namespace() -> str:

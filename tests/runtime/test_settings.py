@@ -4,13 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from headway_runtime.settings import DEFAULT_MODEL_PACKAGE, SettingsError, from_arguments, parse_size
+from headway_runtime.settings import DEFAULT_MODEL_PACKAGE, SettingsError, from_arguments
 
 WRONG = [
     (["--model", "/nowhere"], "--model: '/nowhere' does not exist"),
     (["--model", "/etc/hostname"], "--model: '/etc/hostname' is a file but no .gguf"),
     (["--model", "/etc"], "--model: the folder '/etc' holds no config.json"),
     (["--max-num-seqs", "0"], "--max-num-seqs: must be from 1"),
+    (["--max-num-seqs", "many"], "--max-num-seqs: must be a whole number, not 'many'"),
+    (["--dtype", "int8"], "--dtype: invalid choice"),
     (["--max-num-seqs", "1000000"], "--max-num-seqs: must be from 1"),
     (["--prefill-token-budget", "0"], "--prefill-token-budget: must be from 1"),
     (["--block-size", "0"], "--block-size: must be from 1"),
@@ -35,18 +37,6 @@ def test_a_wrong_value_is_refused_naming_the_flag(flags, says, tiny_llama):
     with pytest.raises(SettingsError) as refused:
         from_arguments([*start, *flags])
     assert says in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("5", 5), ("1KiB", 1024), ("1kB", None), ("2G", 2 * 10**9), ("1.5GiB", 3 * 2**29), ("-1", None), ("1e9", None)],
-)
-def test_sizes(text, size):
-    if size is None:
-        with pytest.raises(ValueError, match="not a size"):
-            parse_size(text)
-    else:
-        assert parse_size(text) == size
 
 
 def test_defaults_come_from_the_model_and_the_machine(tiny_llama):
