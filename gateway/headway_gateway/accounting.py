@@ -1,9 +1,9 @@
-"""What was promised against what happened: every offered request, in exactly one outcome.
+"""Objectives against what happened: counts every offered request, in exactly one outcome.
 
-A request is judged against the target in force when it arrived. Time to first token counts from arrival at this gateway
-to the first content; time per output token is (last - first token) / (n - 1) for n >= 2, per answer. An answer that
-does not stream shows neither: it is judged on the whole, by the deadline of its last token, TTFT + (n - 1) * TPOT. What
-is not known is not judged.
+A request is judged by the objectives in force when it arrived. TTFT counts from arrival at this gateway to the first
+content. TPOT is (last - first token) / (n - 1) for n >= 2 tokens, per choice. A response that does not stream shows
+neither: it is judged as a whole, by the deadline of its last token, TTFT + (n - 1) * TPOT. What is not known is not
+judged.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _BATCH = 500
 class DurationHistogram:
     """A histogram and the sum of what is in it, seconds.
 
-    Something is added for every token of every stream: it is only noted, and goes into its bucket with many others, or
-    when somebody looks.
+    Every token of every stream adds a duration, so `add` only collects it; it is counted in its bucket together with
+    many others, or when the histogram is read.
     """
 
-    __slots__ = ("_histogram", "_noted", "_sum")
+    __slots__ = ("_histogram", "_pending", "_sum")
 
     def __init__(self) -> None:
         self._histogram = LogHistogram()
         self._sum = 0.0
-        self._noted: list[float] = []
+        self._pending: list[float] = []
 
     def add(self, seconds: float, times: int = 1) -> None:
         """Counts one duration, `times` times."""
-        noted = self._noted
-        noted.append(seconds)
+        pending = self._pending
+        pending.append(seconds)
         if times > 1:
-            noted.extend([seconds] * (times - 1))
-        if len(noted) >= _BATCH:
+            pending.extend([seconds] * (times - 1))
+        if len(pending) >= _BATCH:
             self._count()
 
     @property
@@ -67,11 +67,11 @@ class DurationHistogram:
     def _count(self) -> None:
         """The same buckets as `LogHistogram.add` finds, looked up."""
         counts = self._histogram.counts
-        for seconds, times in Counter(self._noted).items():
+        for seconds, times in Counter(self._pending).items():
             index = bisect.bisect_left(_UPPER, seconds)
             counts[index] = counts.get(index, 0) + times
-        self._sum += sum(self._noted)
-        self._noted.clear()
+        self._sum += sum(self._pending)
+        self._pending.clear()
 
 
 EDGES = (
@@ -115,7 +115,7 @@ class SignedErrors:
 
 
 class ClassCounters:
-    """The running counts of one class. Only `RequestRecord` writes."""
+    """The running counts of one class."""
 
     def __init__(self) -> None:
         self.offered = 0
@@ -133,14 +133,20 @@ class ClassCounters:
         self.queued = 0
         self.in_flight = 0
 
-    def judge(self, objective: str, kept: bool) -> bool:
-        """Counts one judgement, and returns it."""
+    def judge(self, objective: str, met: bool) -> bool:
+        """Counts whether a request met `objective`. Returns `met`."""
         self.judged[objective] = self.judged.get(objective, 0) + 1
-        self.attained[objective] = self.attained.get(objective, 0) + kept
-        return kept
+        self.attained[objective] = self.attained.get(objective, 0) + (1 if met else 0)
+        return met
+
+    def end(self, outcome: str, reason: ShedReason | None) -> None:
+        """Counts the end of a request."""
+        self.outcomes[outcome] += 1
+        if reason is not None:
+            self.shed[reason.value] = self.shed.get(reason.value, 0) + 1
 
     def read(self) -> ClassReport:
-        """The counts as others read them."""
+        """The counts so far, for the load report."""
         return ClassReport(
             offered=self.offered,
             retries=self.retries,
@@ -158,8 +164,27 @@ class ClassCounters:
         )
 
 
+_STOPPED = {
+    StopCause.CLIENT_GONE: "client_closed",
+    StopCause.CLIENT_STALLED: "client_closed",
+    StopCause.TIMEOUT: "timeout",
+    StopCause.DRAIN: "upstream_error",
+}
+
+
+def outcome_of(error: BaseException, admitted: bool) -> tuple[str, ShedReason | None]:
+    """The outcome of a request that `error` ends, one of `metric_names.OUTCOMES`, and the reason if it was shed."""
+    if isinstance(error, RequestFailed):
+        return error.outcome, error.reason
+    if not isinstance(error, RequestStopped):
+        return "upstream_error", None
+    if error.cause is StopCause.DRAIN and not admitted:
+        return "shed", ShedReason.DRAINING
+    return _STOPPED[error.cause], None
+
+
 class RequestRecord:
-    """One offered request's entry. A context: whatever way it is left, exactly one outcome is booked."""
+    """The record of one offered request. A context: however it is left, exactly one outcome is counted."""
 
     __slots__ = (
         "_admitted",
@@ -189,7 +214,8 @@ class RequestRecord:
 
     def __enter__(self) -> RequestRecord:
         self._counters.offered += 1
-        self._counters.retries += self._request.retry
+        if self._request.retry:
+            self._counters.retries += 1
         self._counters.in_flight += 1
         return self
 
@@ -198,65 +224,52 @@ class RequestRecord:
     ) -> None:
         self.set_queued(False)
         self._counters.in_flight -= 1
-        outcome, reason = self.outcome, self.reason
-        if isinstance(error, RequestFailed):
-            outcome, reason = error.outcome, error.reason
-        elif isinstance(error, RequestStopped):
-            outcome = _STOPPED[error.cause]
-            if error.cause is StopCause.DRAIN and not self._admitted:
-                outcome, reason = "shed", ShedReason.DRAINING
-        elif error is not None:
-            outcome = "upstream_error"
-        self._counters.outcomes[outcome] += 1
-        if reason is not None:
-            self._counters.shed[reason.value] = self._counters.shed.get(reason.value, 0) + 1
+        if error is None:
+            self._counters.end(self.outcome, self.reason)
+        else:
+            self._counters.end(*outcome_of(error, self._admitted))
 
     def set_queued(self, queued: bool) -> None:
-        """Whether it stands in the queue now."""
-        self._counters.queued += queued - self._queued
-        self._queued = queued
+        """Whether it waits in the queue now."""
+        if queued != self._queued:
+            self._counters.queued += 1 if queued else -1
+            self._queued = queued
 
     def admitted(self) -> None:
-        """It has been sent to a replica; a second try elsewhere is the same admission."""
-        self._counters.admitted += not self._admitted
-        self._admitted = True
+        """It is sent to a replica; a second attempt elsewhere is the same admission."""
+        if not self._admitted:
+            self._counters.admitted += 1
+            self._admitted = True
 
-    def content(self, now: float, records: int) -> None:
-        """`records` pieces of content came together at `now`; the first call is the first token."""
+    def content(self, now: float, events: int) -> None:
+        """`events` events with data came together at `now`; the first call is the first token."""
         last, self._last = self._last, now
         if last is None:
             self.first = now
             self._counters.ttft.add(now - self._request.arrival)
-        elif records and self._gaps is not None:
+        elif events and self._gaps is not None:
             self._gaps.add(now - last)
-        if records > 1 and self._gaps is not None:
-            self._gaps.add(0.0, records - 1)
+        if events > 1 and self._gaps is not None:
+            self._gaps.add(0.0, events - 1)
 
     def finished(self, now: float, streamed: bool, prompt: int | None, output: int | None) -> None:
-        """The answer is complete: judges it. Token counts are the runtime's; None: it did not say."""
+        """The response is complete: judges the request. `prompt` and `output` are the runtime's token counts, None
+        where it told none."""
         counters, objectives = self._counters, self._request.priority_class.objectives
         counters.prompt_tokens += prompt or 0
         counters.output_tokens += output or 0
         tokens = None if output is None else output / self._choices
-        verdicts: list[bool] = []
+        met: list[bool] = []
         ttft_limit = None if objectives.ttft is None else objectives.ttft.limit(prompt or self._request.prompt_tokens)
         if streamed:
             if ttft_limit is not None and self.first is not None:
-                verdicts.append(counters.judge("ttft", self.first - self._request.arrival <= ttft_limit))
+                met.append(counters.judge("ttft", self.first - self._request.arrival <= ttft_limit))
             if tokens is not None and tokens >= 2 and self.first is not None and self._last is not None:
                 tpot = (self._last - self.first) / (tokens - 1)
                 counters.tpot.add(tpot)
                 if objectives.tpot is not None:
-                    verdicts.append(counters.judge("tpot", tpot <= objectives.tpot.target))
+                    met.append(counters.judge("tpot", tpot <= objectives.tpot.target))
         elif ttft_limit is not None and objectives.tpot is not None and tokens is not None:
-            verdicts.append(now - self._request.arrival <= ttft_limit + max(0.0, tokens - 1) * objectives.tpot.target)
-        if verdicts:
-            counters.judge("all", all(verdicts))
-
-
-_STOPPED = {
-    StopCause.CLIENT_GONE: "client_closed",
-    StopCause.CLIENT_STALLED: "client_closed",
-    StopCause.TIMEOUT: "timeout",
-    StopCause.DRAIN: "upstream_error",
-}
+            met.append(now - self._request.arrival <= ttft_limit + max(0.0, tokens - 1) * objectives.tpot.target)
+        if met:
+            counters.judge("all", all(met))

@@ -1,8 +1,8 @@
 """The composition root: every part made once, from `Settings`, and the two FastAPI applications in front of them.
 
 Nothing here decides anything and nothing is global: a test builds a second gateway beside the first. Completion
-requests are raw ASGI and go past FastAPI: its middleware would cost each of them more than the decision at the door
-does. FastAPI has everything else.
+requests are raw ASGI and bypass FastAPI: its middleware would cost each of them more than its admission does. FastAPI
+serves everything else.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class Gateway:
     serve."""
 
     def __init__(self, settings: Settings) -> None:
-        loop = asyncio.get_running_loop()
+        clock = asyncio.get_running_loop().time
         self.settings = settings
         self.boot_id = secrets.token_hex(8)
         self.upstream = Upstream()
-        self.pools = Pools(self.boot_id, settings, self.upstream)
+        self.pools = Pools(self.boot_id, settings, self.upstream, clock)
         self.keys = KeyWatcher(settings.keys) if settings.keys is not None else None
         self.policies = PolicyWatcher(settings.policy, self.pools.apply_policy) if settings.policy is not None else None
-        self.pipeline = Pipeline(settings, self.pools, self.upstream, self._ring)
+        self.pipeline = Pipeline(settings, self.pools, self.upstream, self._ring, clock)
         store = self.policies.store if self.policies else None
         self.reporter = GatewayReporter(socket.gethostname(), self.boot_id, self.pools, store)
         self.metrics = Exposition(
-            CountersCollector(self.pools, loop.time, lambda pool: store.age(pool, loop.time()) if store else None)
+            CountersCollector(self.pools, clock, lambda pool: store.age(pool, clock()) if store else None)
         )
-        self.recent = status_page.RecentWindow(self.pools, loop.time)
+        self.recent = status_page.RecentWindow(self.pools, clock)
         self.connections: Collection[ClientConnection] = ()
         """Of clients, on the serving port; set by whoever listens there."""
         self.serving = serving_app(self)
@@ -65,7 +65,7 @@ class Gateway:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Everything that goes on beside requests: looking for replicas, reading files, watching clients."""
+        """Everything that runs beside requests: discovery of replicas, reading files, watching clients."""
         loop = asyncio.get_running_loop()
         if self.policies is not None:
             self.policies.read(loop.time())
@@ -92,15 +92,15 @@ class Front:
         self._pipeline = pipeline
         self._others = others
         # A slash at the end is served too: the redirect that frameworks answer is one that no SDK follows with a body.
-        self._endpoints = {endpoint.value + end: endpoint for endpoint in ApiRoute for end in ("", "/")}
+        self._routes = {route.value + end: route for route in ApiRoute for end in ("", "/")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        endpoint = self._endpoints.get(scope["path"])
-        if endpoint is None:
+        route = self._routes.get(scope["path"])
+        if route is None:
             await self._others(scope, receive, send)
         elif scope["method"] == "POST":
-            await self._pipeline.handle(scope, receive, send, endpoint)
+            await self._pipeline.handle(scope, receive, send, route)
         else:
             await _response(ErrorResponse(405, "Method Not Allowed", headers={"allow": "POST"}))(scope, receive, send)
 
@@ -113,7 +113,7 @@ def serving_app(gateway: Gateway) -> FastAPI:
     @app.get("/v1/models", responses=openapi.ERRORS)
     async def models(request: Request) -> Response:
         """The models configured here, whether or not a replica is ready."""
-        return _refusal(gateway, request) or JSONResponse(
+        return _unauthorized(gateway, request) or JSONResponse(
             {"object": "list", "data": [_model(name) for name in sorted(gateway.pools.models())]}
         )
 
@@ -124,8 +124,8 @@ def serving_app(gateway: Gateway) -> FastAPI:
         if not name:
             return await models(request)
         if name not in known:
-            return _refusal(gateway, request) or _response(error_responses.unknown_model(name, sorted(known)))
-        return _refusal(gateway, request) or JSONResponse(_model(name))
+            return _unauthorized(gateway, request) or _response(error_responses.unknown_model(name, sorted(known)))
+        return _unauthorized(gateway, request) or JSONResponse(_model(name))
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:
@@ -135,7 +135,7 @@ def serving_app(gateway: Gateway) -> FastAPI:
 
     @app.get("/status.json")
     async def status() -> dict[str, Any]:
-        """What the page at / shows: promises against what happened. No secrets."""
+        """What the page at / shows: objectives against what happened. No secrets."""
         return gateway.recent.status()
 
     return app
@@ -188,11 +188,11 @@ def _app(gateway: Gateway, title: str) -> FastAPI:
     return app
 
 
-def _refusal(gateway: Gateway, request: Request) -> Response | None:
+def _unauthorized(gateway: Gateway, request: Request) -> Response | None:
     try:
         gateway.pipeline.authenticate(ClientRequest(request.scope, request.receive, _unused))
-    except RequestFailed as refused:
-        return _response(refused.response)
+    except RequestFailed as failed:
+        return _response(failed.response)
     return None
 
 

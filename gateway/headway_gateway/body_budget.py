@@ -1,7 +1,8 @@
-"""Room for large bodies on their way in, from their first bytes until they have been read: no number of uploads takes
-the gateway's memory.
+"""A memory budget for large bodies, from their first bytes until they have been parsed, so that no number of uploads
+exhausts the gateway's memory.
 
-A body of usual size takes none, so that those who send large ones, or never finish, refuse each other and nobody else.
+A body of usual size takes nothing from it: clients that send large bodies, or never finish, compete only with each
+other.
 """
 
 from __future__ import annotations
@@ -51,6 +52,6 @@ class BodyReservation:
             return
         budget = self._budget
         if budget.reserved - self._reserved + size > budget.limit:
-            raise error_responses.not_now(ShedReason.QUEUE_FULL, _RETRY_AFTER, contended=True)
+            raise error_responses.shed(ShedReason.QUEUE_FULL, _RETRY_AFTER, contended=True)
         budget.reserved += size - self._reserved
         self._reserved = size

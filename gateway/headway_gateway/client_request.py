@@ -264,18 +264,19 @@ class ClientRequest:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
         self.sending_since = None
 
-    async def answer(self, answer: ErrorResponse) -> None:
-        """An error of the gateway's own: the response if none has begun, else the last event of the stream."""
+    async def send_error(self, response: ErrorResponse) -> None:
+        """Sends an error of the gateway's own: as the response if none has begun, else as the last event of the
+        stream."""
         if self.finished:
             return
         if self.started:
-            await self.finish(answer.event())
+            await self.finish(response.event())
             return
-        body = answer.body()
-        headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+        body = response.body()
+        headers = [(name.encode(), value.encode()) for name, value in response.headers.items()]
         headers += [(b"content-type", _JSON), (b"content-length", str(len(body)).encode())]
-        self.closing = self.closing or answer.close or not self._body_read
-        await self.start(answer.status, headers)
+        self.closing = self.closing or response.close or not self._body_read
+        await self.start(response.status, headers)
         if self._body_read:
             await self.finish(body)
             return

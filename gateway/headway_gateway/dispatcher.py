@@ -36,9 +36,9 @@ class Grant:
         """Set when the request ended through the replica's fault, not the client's."""
         self._dispatcher = dispatcher
 
-    def first_token(self) -> tuple[PredictionSample, ...]:
+    def first_token(self, now: float) -> tuple[PredictionSample, ...]:
         """The first content has come. Returns predicted against actual times to first token."""
-        return self._dispatcher.admission.first_token(self.request.request_id, asyncio.get_running_loop().time())
+        return self._dispatcher.admission.first_token(self.request.request_id, now)
 
     def __enter__(self) -> Grant:
         return self
@@ -50,10 +50,11 @@ class Grant:
 
 
 class Dispatcher:
-    """The queue worker of one pool."""
+    """The queue worker of one pool. `clock` gives the `now` of every decision, seconds."""
 
-    def __init__(self, admission: PoolAdmission) -> None:
+    def __init__(self, admission: PoolAdmission, clock: Callable[[], float]) -> None:
         self.admission = admission
+        self._clock = clock
         self._decisions: dict[int, asyncio.Future[Dispatch | Shed]] = {}
         self._woken = asyncio.Event()
 
@@ -77,11 +78,10 @@ class Dispatcher:
     async def _await_grant(
         self, request: Request, on_queued: Callable[[bool], None], submit: Callable[[float], AdmissionResult]
     ) -> Grant:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Dispatch | Shed] = loop.create_future()
+        future: asyncio.Future[Dispatch | Shed] = asyncio.get_running_loop().create_future()
         self._decisions[request.request_id] = future
         try:
-            self._apply(submit(loop.time()))
+            self._apply(submit(self._clock()))
             if not future.done():
                 on_queued(True)
                 self.wake()
@@ -94,12 +94,12 @@ class Dispatcher:
             on_queued(False)
             del self._decisions[request.request_id]
         if isinstance(decision, Shed):
-            raise error_responses.shed(decision)
+            raise error_responses.shed(decision.reason, decision.retry_after, decision.contended)
         return Grant(self, decision)
 
     def ended(self, request_id: int, server_error: bool) -> None:
         """The request is over, whether it was dispatched or waited."""
-        self.admission.ended(request_id, asyncio.get_running_loop().time(), server_error)
+        self.admission.ended(request_id, self._clock(), server_error)
         self.wake()
 
     def wake(self) -> None:
@@ -109,7 +109,6 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Dispatches what waits, until cancelled."""
-        loop = asyncio.get_running_loop()
         last_error = ""
         while True:
             with contextlib.suppress(TimeoutError):
@@ -119,7 +118,7 @@ class Dispatcher:
             if not len(self.admission.queue):
                 continue
             try:
-                self._apply(self.admission.poll(loop.time()))
+                self._apply(self.admission.poll(self._clock()))
                 last_error = ""
             except Exception as error:
                 # Every waiting request depends on this loop, so it goes on; their own time limits end them at the
@@ -139,6 +138,6 @@ class Dispatcher:
         future = self._decisions.get(request_id)
         if future is None or future.done():
             # Its task is ending.
-            self.admission.ended(request_id, asyncio.get_running_loop().time())
+            self.admission.ended(request_id, self._clock())
         else:
             future.set_result(decision)

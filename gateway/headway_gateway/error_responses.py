@@ -1,4 +1,7 @@
-"""The gateway's own answers, shaped as OpenAI clients expect them: errors, with their status, type and headers."""
+"""The gateway's own error responses, shaped as OpenAI clients expect them: status, type and headers.
+
+A request that gets one was *shed*, *rejected* or *failed by its replica*: see the package's docstring.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headway_core.admission.request import Shed
 from headway_core.contract.header_names import SHED_REASON, ShedReason
 from headway_core.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """What a client gets instead of the model's reply."""
+    """What a client gets instead of the model's response."""
 
     status: int
     message: str
@@ -35,9 +37,9 @@ class ErrorResponse:
 
 
 class RequestFailed(Exception):
-    """Raised where a request ends early: `response` becomes the response, or the last event of a stream that has begun.
+    """Ends a request early: the client gets `response`, as the last event of its stream if that has begun.
 
-    `outcome` is one of `metric_names.OUTCOMES`; `reason` is given when it was shed.
+    `outcome` is one of `metric_names.OUTCOMES`; `reason` is given if it was shed.
     """
 
     def __init__(
@@ -135,13 +137,9 @@ _REASONS = {
 }
 
 
-def shed(decision: Shed) -> RequestFailed:
-    """429 where capacity is contended, 503 where there is none; both say when to come back."""
-    return not_now(decision.reason, decision.retry_after, decision.contended)
-
-
-def not_now(reason: ShedReason, retry_after: int, contended: bool = False) -> RequestFailed:
-    """The same without a decision of the door."""
+def shed(reason: ShedReason, retry_after: int, contended: bool = False) -> RequestFailed:
+    """429 where capacity is contended, 503 where there is none; both tell when to come back, in `retry_after`
+    seconds."""
     response = ErrorResponse(
         429 if contended else 503,
         f"not now: {_REASONS[reason]}; try again in {retry_after} s",

@@ -22,12 +22,12 @@ _BUFFER = 128 * 1024
 
 
 class UpstreamFailure(Enum):
-    """How a try came to nothing, before a byte of an answer was passed on."""
+    """How an attempt failed before a byte of the response was passed on."""
 
-    CONNECT = "connect"
-    """Nothing was sent: any other replica may try."""
-    REFUSED = "refused"
-    """It takes nothing new (503), as one that is going away does: nothing was begun, and any other may try."""
+    UNREACHABLE = "unreachable"
+    """No connection was made, so nothing was sent: any other replica may try."""
+    UNAVAILABLE = "unavailable"
+    """The replica takes no new request (503), for example because it drains: any other replica may try."""
     STALE = "stale"
     """A kept connection was closed under the request, and no byte came back: the usual race, worth one more try
     anywhere."""
@@ -36,7 +36,7 @@ class UpstreamFailure(Enum):
 
 
 class UpstreamError(Exception):
-    """A try that failed."""
+    """A failed attempt."""
 
     def __init__(self, failure: UpstreamFailure, reason: str) -> None:
         super().__init__(reason)

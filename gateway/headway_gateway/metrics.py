@@ -113,7 +113,7 @@ class CountersCollector(Collector):
             for name, counters in pool.counters.items():
                 for family, durations in ((ttft, counters.ttft), (tpot, counters.tpot), (itl, counters.itl)):
                     family.add_metric([pool.name, name], cumulative(durations), durations.sum)
-            for decision, errors in pool.errors.items():
+            for decision, errors in pool.ttft_errors.items():
                 known = {"pool": pool.name, "decision": decision}
                 for bound, count in _signed(errors):
                     error.add_sample(f"{Names.TTFT_ERROR}_bucket", {**known, "le": bound}, count)

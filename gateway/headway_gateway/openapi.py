@@ -112,11 +112,11 @@ _BODIES: dict[ApiRoute, dict[str, Any]] = {
 def document(app: FastAPI) -> dict[str, Any]:
     """The whole document of the serving application."""
     whole = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    for endpoint, schema in _BODIES.items():
-        whole["paths"][endpoint.value] = {
+    for route, schema in _BODIES.items():
+        whole["paths"][route.value] = {
             "post": {
-                "operationId": endpoint.name.lower(),
-                "summary": "Chat completion" if endpoint is ApiRoute.CHAT else "Completion",
+                "operationId": route.name.lower(),
+                "summary": "Chat completion" if route is ApiRoute.CHAT else "Completion",
                 "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
                 "responses": _ANSWERS,
             }

@@ -1,7 +1,7 @@
-"""What the gateway must know of a request, read from its body; the body itself travels on byte for byte.
+"""What the gateway must know of a request, parsed from its body; the body itself is forwarded byte for byte.
 
-Only members that decide admission and accounting are checked, and strictly: a wrong type is refused here, with the same
-answer whether or not the client streams. Everything else is the runtime's to judge. An explicit null is "not given";
+Only members that decide admission and accounting are checked, and strictly: a wrong type is rejected here, with the
+same response whether or not the client streams. The runtime checks everything else. An explicit null is "not given";
 unknown members pass.
 """
 
@@ -30,13 +30,13 @@ class ApiRoute(Enum):
 class ParsedRequest:
     """One request, as far as the gateway needs it."""
 
-    endpoint: ApiRoute
+    route: ApiRoute
     model: str
     stream: bool
     choices: int
-    """Answers asked for: n times the number of prompts."""
+    """Choices in the response: n times the number of prompts."""
     text: bytes
-    """What is to be read: all prompt text in UTF-8, or the token ids as 8-byte integers."""
+    """All prompt text in UTF-8, or the token ids as 8-byte integers."""
     token_ids: int | None
     """Exact prompt length when it came as token ids; None when it is text."""
     longest_prompt: int
@@ -45,8 +45,23 @@ class ParsedRequest:
     service_tier: str | None
     body: bytes
 
+    def check_length(self, longest: int | None) -> None:
+        """Rejects a prompt that no replica can hold, since the admission would tell it to come back later. `longest` is
+        the largest context of any replica in tokens, None when unknown.
 
-def parse(endpoint: ApiRoute, body: bytes) -> ParsedRequest:
+        Raises:
+            RequestError: a prompt of token ids leaves no token of that context for the answer.
+        """
+        if longest is not None and self.longest_prompt >= longest:
+            raise RequestError(
+                f"has {self.longest_prompt} tokens and at most {longest} are served, one of them for the "
+                "answer: shorten it",
+                "prompt",
+                "context_length_exceeded",
+            )
+
+
+def parse(route: ApiRoute, body: bytes) -> ParsedRequest:
     """Reads `body`.
 
     Raises:
@@ -54,35 +69,35 @@ def parse(endpoint: ApiRoute, body: bytes) -> ParsedRequest:
         it.
     """
     document = parse_object(body)
-    prompts, text, token_ids, longest = (_prompt if endpoint is ApiRoute.COMPLETIONS else _messages)(document)
+    prompts, text, token_ids, longest = (_prompt if route is ApiRoute.COMPLETIONS else _messages)(document)
     stream = document.get("stream")
     if stream is not None and not isinstance(stream, bool):
-        raise _refusal("stream", "true or false", stream)
+        raise _invalid("stream", "true or false", stream)
     model = document.get("model")
     if not isinstance(model, str) or not model:
-        raise _refusal("model", "the name of a model, see GET /v1/models", model)
+        raise _invalid("model", "the name of a model, see GET /v1/models", model)
     tier = document.get("service_tier")
     if tier is not None and not isinstance(tier, str):
-        raise _refusal("service_tier", "a string", tier)
+        raise _invalid("service_tier", "a string", tier)
     return ParsedRequest(
-        endpoint=endpoint,
+        route=route,
         model=model,
         stream=bool(stream),
         choices=_choices(document, prompts),
         text=text,
         token_ids=token_ids,
         longest_prompt=longest,
-        max_tokens=_max_tokens(document, endpoint),
+        max_tokens=_max_tokens(document, route),
         service_tier=tier,
         body=body,
     )
 
 
-def _max_tokens(document: dict[str, Any], endpoint: ApiRoute) -> int | None:
+def _max_tokens(document: dict[str, Any], route: ApiRoute) -> int | None:
     """The effective limit. `max_completion_tokens` belongs to chat; both given must agree, so that no limit is silently
     dropped."""
     old = _whole(document, "max_tokens", 0, None)
-    if endpoint is ApiRoute.COMPLETIONS:
+    if route is ApiRoute.COMPLETIONS:
         return old
     new = _whole(document, "max_completion_tokens", 0, None)
     if old is not None and new is not None and old != new:
@@ -95,7 +110,7 @@ def _max_tokens(document: dict[str, Any], endpoint: ApiRoute) -> int | None:
 
 
 def _choices(document: dict[str, Any], prompts: int) -> int:
-    """Refused here, since the door would else tell a request that no replica takes to come back later."""
+    """Rejected here, since the admission would tell a request that no replica takes to come back later."""
     n = _whole(document, "n", 1, MAX_CHOICES) or 1
     if prompts * n > MAX_CHOICES:
         raise RequestError(
@@ -110,7 +125,7 @@ def _prompt(document: dict[str, Any]) -> tuple[int, bytes, int | None, int]:
         return 1, _utf8(prompt, "prompt"), None, 1
     rule = "a string, a list of strings, a list of token ids, or a list of such lists"
     if not isinstance(prompt, list) or not prompt:
-        raise _refusal("prompt", rule, prompt)
+        raise _invalid("prompt", rule, prompt)
     if all(type(token) is int for token in prompt):
         return 1, _ids(prompt), len(prompt), len(prompt)
     if all(isinstance(text, str) for text in prompt):
@@ -118,17 +133,17 @@ def _prompt(document: dict[str, Any]) -> tuple[int, bytes, int | None, int]:
     if all(isinstance(ids, list) and ids and all(type(token) is int for token in ids) for ids in prompt):
         lengths = [len(ids) for ids in prompt]
         return len(prompt), b"".join(_ids(ids) for ids in prompt), sum(lengths), max(lengths)
-    raise _refusal("prompt", rule, prompt)
+    raise _invalid("prompt", rule, prompt)
 
 
 def _messages(document: dict[str, Any]) -> tuple[int, bytes, int | None, int]:
     messages = document.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise _refusal("messages", "a list of at least one message", messages)
+        raise _invalid("messages", "a list of at least one message", messages)
     parts: list[bytes] = []
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise _refusal(f"messages[{index}]", "an object with role and content", message)
+            raise _invalid(f"messages[{index}]", "an object with role and content", message)
         parts.append(str(message.get("role", "")).encode("utf-8", "replace"))
         parts.extend(_utf8(text, f"messages[{index}].content") for text in _content(message.get("content"), index))
     return 1, b"\n".join(parts), None, 1
@@ -142,10 +157,10 @@ def _content(content: object, index: int) -> Iterator[str]:
         yield content
         return
     if not isinstance(content, list):
-        raise _refusal(where, "a string, a list of parts, or null", content)
+        raise _invalid(where, "a string, a list of parts, or null", content)
     for place, part in enumerate(content):
         if not isinstance(part, dict):
-            raise _refusal(f"{where}[{place}]", "an object with a type", part)
+            raise _invalid(f"{where}[{place}]", "an object with a type", part)
         text = part.get("text")
         if isinstance(text, str):
             yield text
@@ -177,7 +192,7 @@ def _whole(document: dict[str, Any], name: str, low: int, high: int | None) -> i
     return value
 
 
-def _refusal(field: str, rule: str, value: object) -> RequestError:
+def _invalid(field: str, rule: str, value: object) -> RequestError:
     code = "missing_required_parameter" if value is None else "invalid_value" if value in ("", []) else "invalid_type"
     return RequestError(f"must be {rule}, not {_kind(value)}", field, code)
 

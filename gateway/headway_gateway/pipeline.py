@@ -1,7 +1,8 @@
-"""The path of a request: authenticate, classify, admit, wait for a grant, send to the replica chosen, stream, account.
+"""The path of a request: authenticate, parse, classify, admit, wait for a grant, send to the chosen replica, stream,
+account.
 
-`Pipeline.serve` is that path in one piece. What surrounds it only makes sure that every way out answers the client and
-closes the books.
+`Pipeline.serve` is that path in one piece. The rest makes sure that every end of a request answers the client and is
+counted.
 """
 
 from __future__ import annotations
@@ -10,55 +11,67 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from headway_core.contract.header_names import CLASS
+from headway_core.admission import Request, prefix_chain
+from headway_core.admission.prefixes import CHUNK_BYTES
+from headway_core.contract.header_names import CLASS, DISPATCH, PRIORITY, TENANT, WANT_USAGE, tenant_salt
 from headway_core.errors import RequestError
 from headway_core.json_document import LARGE_BYTES
+from headway_core.slo import PriorityClass
 
 from headway_gateway import error_responses, parsed_request
-from headway_gateway.accounting import RequestRecord
+from headway_gateway.accounting import RequestRecord, outcome_of
+from headway_gateway.attempt_listener import AttemptListener
 from headway_gateway.body_budget import BodyBudget, BodyReservation
+from headway_gateway.classification import classify
 from headway_gateway.client_request import ClientRequest, Receive, RequestStopped, Scope, Send, StopCause
 from headway_gateway.dispatcher import Grant
 from headway_gateway.error_responses import ErrorResponse, RequestFailed
 from headway_gateway.http_connection import UpstreamError, UpstreamFailure
 from headway_gateway.keys import ANYBODY, Caller, KeyRing
-from headway_gateway.parsed_request import ParsedRequest
+from headway_gateway.parsed_request import ApiRoute, ParsedRequest
 from headway_gateway.pools import Pools, ServedPool
 from headway_gateway.relay import Relay, UpstreamAttempt
 from headway_gateway.settings import Settings
 from headway_gateway.upstream import Upstream, forwarded
 
 MAX_ATTEMPTS = 3
-"""Replicas that are tried when nobody even takes the request."""
+"""Replicas that a request is sent to while none takes it."""
 MAX_RESETS = 2
-"""Tries of a request whose replica broke off under it: it may be the request that breaks them."""
+"""Attempts of a request during which the replica broke off: the request itself may be what breaks replicas."""
 
 
 class Pipeline:
-    """Serves requests of the two completion routes. `keys` gives the ring in force; None: everybody may ask."""
+    """Serves requests of the two completion routes. `keys` gives the keys in force, None if everybody may send;
+    `clock` is the event loop's, seconds."""
 
     def __init__(
-        self, settings: Settings, pools: Pools, upstream: Upstream, keys: Callable[[], KeyRing | None]
+        self,
+        settings: Settings,
+        pools: Pools,
+        upstream: Upstream,
+        keys: Callable[[], KeyRing | None],
+        clock: Callable[[], float],
     ) -> None:
         self.active: set[ClientRequest] = set()
-        """Every request that is under way, for the drain and the watch over stalled clients."""
+        """Every request between its head and its end, for the drain and for stalled clients."""
         self.idle = asyncio.Event()
-        """Set while there is none."""
+        """Set while no request is active."""
         self.idle.set()
         self.body_budget = BodyBudget(settings.max_queue_bytes)
         self._settings = settings
         self._pools = pools
         self._keys = keys
-        self._relay = Relay(upstream, settings.first_byte_hold)
-        self._large = ThreadPoolExecutor(1, thread_name_prefix="large-bodies")
+        self._clock = clock
+        self._relay = Relay(upstream, settings.first_byte_hold, clock)
+        self._parser_thread = ThreadPoolExecutor(1, thread_name_prefix="large-bodies")
 
     # ------------------------------------------------------------ the path
 
-    async def serve(self, client_request: ClientRequest, endpoint: parsed_request.ApiRoute) -> None:
+    async def serve(self, client_request: ClientRequest, route: ApiRoute) -> None:
         """The path of one request.
 
         Raises:
-            RequestFailed: it ends early, with this answer.
+            RequestFailed: it ends early, with this error response.
             RequestStopped: the client left, or the time is over.
         """
         settings, pools = self._settings, self._pools
@@ -66,60 +79,52 @@ class Pipeline:
             caller = self.authenticate(client_request)
             with BodyReservation(self.body_budget) as reservation:
                 body = await client_request.read_body(settings.max_body_bytes, settings.body_timeout, reservation)
-                parsed = await self._read(client_request, endpoint, body)
+                parsed = await self._parse(client_request, route, body)
             pool = pools.serving(parsed.model)
-            pool.check_length(parsed)
-            priority_class = pool.classify(parsed, caller, self._class_header(client_request))
+            parsed.check_length(pool.admission.fleet.longest())
+            class_header = self._class_header(client_request)
+            priority_class = classify(pool.policy, caller, class_header=class_header, service_tier=parsed.service_tier)
         except RequestError as error:
-            refused = RequestFailed(error_responses.bad_request(error))
-            self._count_unclassified(refused)
-            raise refused from error
+            rejected = RequestFailed(error_responses.bad_request(error))
+            self._count_unclassified(rejected)
+            raise rejected from error
         except (RequestFailed, RequestStopped) as error:
             # Not "from" itself: a cycle would keep what the frames hold, the body above all, until some collection of
             # garbage.
             self._count_unclassified(error)
             raise
-        request = pool.request(
-            pools.next_number(),
-            parsed,
-            priority_class,
-            caller,
-            arrival=client_request.arrival,
-            retry=_is_retry(client_request),
-        )
-        with pool.record(request, parsed) as record, client_request.until(settings.request_timeout):
+        request = self._admission_request(pool, priority_class, caller, parsed, client_request)
+        record = RequestRecord(pool.counters[priority_class.name], request, parsed.choices)
+        with record, client_request.until(settings.request_timeout):
             grant = await pool.dispatcher.acquire(request, record.set_queued)
             while True:
                 record.admitted()
                 try:
                     with grant:
-                        await self._attempt(
-                            grant, pool, parsed, caller=caller, client_request=client_request, record=record
-                        )
+                        await self._attempt(grant, pool, caller, parsed, client_request, record)
                     return
                 except UpstreamError as error:
-                    tried = self._may_go_on(pool, grant, error, client_request)
-                grant = await pool.dispatcher.reacquire(request, tried, record.set_queued)
+                    failed = self._replicas_to_avoid(pool, grant, error, client_request)
+                grant = await pool.dispatcher.reacquire(request, failed, record.set_queued)
 
-    async def _read(
-        self, client_request: ClientRequest, endpoint: parsed_request.ApiRoute, body: bytes
-    ) -> ParsedRequest:
-        """Large bodies are read aside, one after another, so that they keep only each other waiting; not those whose
-        client has left.
+    async def _parse(self, client_request: ClientRequest, route: ApiRoute, body: bytes) -> ParsedRequest:
+        """Large bodies are parsed in one thread, one after another, so that they delay only each other; a body whose
+        client has left is not parsed.
 
         Raises RequestError, RequestStopped.
         """
         if len(body) < LARGE_BYTES:
-            return parsed_request.parse(endpoint, body)
+            return parsed_request.parse(route, body)
         with client_request.until(self._settings.request_timeout):
-            return await asyncio.get_running_loop().run_in_executor(self._large, parsed_request.parse, endpoint, body)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._parser_thread, parsed_request.parse, route, body)
 
     def close(self) -> None:
-        """Gives the thread back; what it has not begun is not read any more."""
-        self._large.shutdown(wait=False, cancel_futures=True)
+        """Ends the parser thread; bodies that it has not begun are not parsed."""
+        self._parser_thread.shutdown(wait=False, cancel_futures=True)
 
     def authenticate(self, client_request: ClientRequest) -> Caller:
-        """Who asks. Raises RequestFailed with 401 when keys are in force and none of them was shown."""
+        """Who sent the request. Raises RequestFailed with 401 when keys are in force and it shows none of them."""
         ring = self._keys()
         if ring is None:
             return ANYBODY
@@ -128,59 +133,77 @@ class Pipeline:
             raise RequestFailed(error_responses.unauthorized())
         return caller
 
+    def _admission_request(
+        self,
+        pool: ServedPool,
+        priority_class: PriorityClass,
+        caller: Caller,
+        parsed: ParsedRequest,
+        client_request: ClientRequest,
+    ) -> Request:
+        """The request as the admission sees it. The length of a prompt that is text is an estimate."""
+        tokens = parsed.token_ids
+        if tokens is None:
+            tokens = pool.estimator.estimate(pool.name, parsed.text)
+        tokens = max(1, tokens)
+        return Request(
+            request_id=self._pools.next_number(),
+            priority_class=priority_class,
+            arrival=client_request.arrival,
+            prompt_tokens=tokens,
+            size_bytes=len(parsed.body),
+            retry=_is_retry(client_request),
+            prefix=prefix_chain(parsed.text, tenant_salt(caller.tenant)),
+            prefix_chunk_tokens=tokens * CHUNK_BYTES / max(1, len(parsed.text)),
+        )
+
     async def _attempt(
         self,
         grant: Grant,
         pool: ServedPool,
-        parsed: ParsedRequest,
-        *,
         caller: Caller,
+        parsed: ParsedRequest,
         client_request: ClientRequest,
         record: RequestRecord,
     ) -> None:
-        """Sends the request to the replica of `grant` and relays the answer; what is learned goes to the pool."""
+        """Sends the request to the replica of `grant` and relays the response."""
         address = pool.replicas.address_of(grant.replica_id)
         if address is None:
-            raise UpstreamError(UpstreamFailure.CONNECT, "it has just gone")
+            raise UpstreamError(UpstreamFailure.UNREACHABLE, "it has just gone")
+        dispatch = _dispatch_headers(self._pools.boot_id, grant, caller)
         attempt = UpstreamAttempt(
             address=address,
-            path=parsed.endpoint.value,
+            path=parsed.route.value,
             body=parsed.body,
-            headers=forwarded(client_request.headers.items(), client_request.request_id, pool.headers(grant, caller)),
+            headers=forwarded(client_request.headers.items(), client_request.request_id, dispatch),
             client_request=client_request,
-            record=record,
-            first_token=lambda: pool.add_prediction_errors(grant.first_token()),
-            heard=lambda hint: pool.replicas.hint(grant.replica_id, hint),
+            listener=AttemptListener(pool, grant, record, parsed, self._clock),
         )
         try:
-            await self._relay.run(attempt)
+            status = await self._relay.run(attempt)
         except UpstreamError as error:
-            # A closed keep-alive connection says nothing about the health of whoever closed it, nor does going away.
-            grant.failed = error.failure in (UpstreamFailure.CONNECT, UpstreamFailure.RESET)
-            if error.failure in (UpstreamFailure.CONNECT, UpstreamFailure.REFUSED):
-                pool.replicas.refused(grant.replica_id, listens=error.failure is UpstreamFailure.REFUSED)
+            # A closed keep-alive connection says nothing about the health of the replica, nor does its drain.
+            grant.failed = error.failure in (UpstreamFailure.UNREACHABLE, UpstreamFailure.RESET)
+            if error.failure in (UpstreamFailure.UNREACHABLE, UpstreamFailure.UNAVAILABLE):
+                pool.replicas.mark_down(grant.replica_id, error.failure)
             raise
-        finally:
-            if attempt.prompt_tokens is not None and parsed.token_ids is None:
-                pool.estimator.observe(pool.name, parsed.text, attempt.prompt_tokens)
-        grant.failed = attempt.status >= 500
+        grant.failed = status >= 500
         if not grant.failed:
-            now = asyncio.get_running_loop().time()
+            now = self._clock()
             pool.admission.fleet.outliers.success(grant.replica_id, now)
             pool.failures.succeeded(grant.replica_id, now)
 
-    def _may_go_on(
+    def _replicas_to_avoid(
         self, pool: ServedPool, grant: Grant, error: UpstreamError, client_request: ClientRequest
     ) -> list[str]:
-        """The replicas not to try again, if another try is allowed.
+        """The ids of the replicas that another attempt must not use.
 
         Raises:
-            RequestFailed: it is not: something was already sent to the client, or enough replicas were tried.
+            RequestFailed: there is no other attempt: part of a response was sent, or enough replicas have failed.
         """
         if grant.failed:
-            pool.failures.failed(
-                grant.replica_id, error, client_request.request_id.decode("latin-1"), asyncio.get_running_loop().time()
-            )
+            request_id = client_request.request_id.decode("latin-1")
+            pool.failures.failed(grant.replica_id, error, request_id, self._clock())
         if client_request.started:
             raise RequestFailed(error_responses.upstream_failed(), "upstream_error") from error
         client_request.failed_attempts.append((grant.replica_id, error.failure))
@@ -191,7 +214,9 @@ class Pipeline:
             or len(failures) > MAX_ATTEMPTS
         ):
             raise RequestFailed(error_responses.upstream_failed(), "upstream_error") from error
-        return [replica for replica, failure in client_request.failed_attempts if failure is not UpstreamFailure.STALE]
+        return [
+            replica_id for replica_id, failure in client_request.failed_attempts if failure is not UpstreamFailure.STALE
+        ]
 
     def _class_header(self, client_request: ClientRequest) -> str | None:
         if not self._settings.trust_class_header:
@@ -200,23 +225,22 @@ class Pipeline:
         return None if value is None else value.decode("latin-1")
 
     def _count_unclassified(self, error: RequestFailed | RequestStopped) -> None:
-        """Books a request that ended before its pool and class were known."""
-        outcome = _STOPPED.get(error.cause, "client_closed") if isinstance(error, RequestStopped) else error.outcome
+        """Counts a request that ended before its pool and class were known."""
         self._pools.unclassified.offered += 1
-        self._pools.unclassified.outcomes[outcome] += 1
+        self._pools.unclassified.end(*outcome_of(error, admitted=False))
 
     # ------------------------------------------------------------ around it
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send, endpoint: parsed_request.ApiRoute) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send, route: ApiRoute) -> None:
         """One ASGI request of a completion route."""
         client_request = ClientRequest(scope, receive, send)
         client_request.closing = self._pools.draining
         self.active.add(client_request)
         self.idle.clear()
         try:
-            await self.serve(client_request, endpoint)
-        except RequestFailed as refused:
-            await client_request.answer(refused.response)
+            await self.serve(client_request, route)
+        except RequestFailed as failed:
+            await client_request.send_error(failed.response)
         except RequestStopped as stopped:
             await self._end_stopped(client_request, stopped.cause)
         finally:
@@ -228,10 +252,10 @@ class Pipeline:
         if cause is StopCause.CLIENT_GONE:
             return
         if cause is StopCause.CLIENT_STALLED or client_request.sending_since is not None:
-            # It does not read: no answer would arrive either.
+            # It does not read, so an error would not reach it either.
             await client_request.abort()
             return
-        await client_request.answer(self._stop_response(cause))
+        await client_request.send_error(self._stop_response(cause))
 
     def _stop_response(self, cause: StopCause) -> ErrorResponse:
         if cause is StopCause.TIMEOUT:
@@ -239,20 +263,24 @@ class Pipeline:
         return error_responses.going_away()
 
     async def watch_clients(self) -> None:
-        """Cuts off clients that take nothing, until cancelled."""
-        loop = asyncio.get_running_loop()
+        """Stops the requests of clients that take nothing, until cancelled."""
         while True:
             await asyncio.sleep(1.0)
-            now = loop.time()
-            for client_request in [
-                client_request for client_request in self.active if client_request.sending_since is not None
-            ]:
+            now = self._clock()
+            for client_request in [sending for sending in self.active if sending.sending_since is not None]:
                 if client_request.is_stalled(now, self._settings.stall_timeout):
                     client_request.stop(StopCause.CLIENT_STALLED)
 
 
-_STOPPED = {StopCause.TIMEOUT: "timeout", StopCause.DRAIN: "shed"}
-"""Outcomes of requests that are stopped before their pool is known, but by their clients."""
+def _dispatch_headers(boot_id: str, grant: Grant, caller: Caller) -> dict[str, str]:
+    """What the runtime is told beside the request itself."""
+    headers = {
+        PRIORITY: str(grant.priority),
+        CLASS: grant.request.priority_class.name,
+        DISPATCH: f"{boot_id}:{grant.number}",
+        WANT_USAGE: "1",
+    }
+    return headers if caller.tenant is None else {**headers, TENANT: caller.tenant}
 
 
 def _is_retry(client_request: ClientRequest) -> bool:

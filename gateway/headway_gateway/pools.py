@@ -1,10 +1,10 @@
-"""The pools behind this gateway: for each, its policy, its replicas, its door and its books."""
+"""The pools behind this gateway: for each, its policy, its replicas, its admission and its counters."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from headway_core.admission import (
     RULES,
@@ -12,27 +12,19 @@ from headway_core.admission import (
     AdmissionQueue,
     Fleet,
     PoolAdmission,
-    PredictionSample,
     QueueLimits,
-    Request,
     TokenEstimator,
-    prefix_chain,
 )
-from headway_core.admission.prefixes import CHUNK_BYTES
 from headway_core.admission.retry_after import SHORTEST
-from headway_core.contract.header_names import CLASS, DISPATCH, PRIORITY, TENANT, WANT_USAGE, ShedReason, tenant_salt
+from headway_core.contract.header_names import ShedReason
 from headway_core.contract.policy import Policy
 from headway_core.contract.reports import ReplicaState
-from headway_core.errors import RequestError
-from headway_core.slo import PriorityClass
 
 from headway_gateway import error_responses
-from headway_gateway.accounting import ClassCounters, RequestRecord, SignedErrors
-from headway_gateway.dispatcher import Dispatcher, Grant
+from headway_gateway.accounting import ClassCounters, SignedErrors
+from headway_gateway.dispatcher import Dispatcher
 from headway_gateway.error_responses import RequestFailed
 from headway_gateway.failures import FailureLog
-from headway_gateway.keys import Caller
-from headway_gateway.parsed_request import ParsedRequest
 from headway_gateway.policy_watcher import default_policy
 from headway_gateway.replicas import Replicas
 from headway_gateway.settings import Settings
@@ -42,11 +34,13 @@ from headway_gateway.upstream import Upstream
 class ServedPool:
     """One pool. `apply_policy` replaces its policy; a request is judged by the objectives in force when it arrived."""
 
-    def __init__(self, policy: Policy, boot_id: str, settings: Settings, upstream: Upstream) -> None:
+    def __init__(
+        self, policy: Policy, boot_id: str, settings: Settings, upstream: Upstream, clock: Callable[[], float]
+    ) -> None:
         self.name = policy.pool.name
         self.counters: dict[str, ClassCounters] = {}
-        self.errors = {"admitted": SignedErrors(), "shed": SignedErrors()}
-        """Signed error of predicted TTFT, by decision."""
+        self.ttft_errors = {"admitted": SignedErrors(), "shed": SignedErrors()}
+        """Predicted minus actual TTFT, by decision."""
         limits = QueueLimits(settings.max_queue_requests, settings.max_queue_bytes, settings.max_queue_time)
         self.admission = PoolAdmission(
             policy.classes,
@@ -55,19 +49,18 @@ class ServedPool:
             queue=AdmissionQueue(limits),
             fleet=Fleet(boot_id, settings.poll_interval),
         )
-        self.dispatcher = Dispatcher(self.admission)
+        self.dispatcher = Dispatcher(self.admission, clock)
         self.failures = FailureLog(self.name)
         self.replicas = Replicas(
-            self.admission, upstream, settings.poll_interval, self._replicas_changed, self.failures.gone
+            self.admission, upstream, settings.poll_interval, self._replicas_changed, self.failures.gone, clock
         )
         self.estimator = TokenEstimator()
-        self._boot_id = boot_id
         self._static = settings.pools
         self._tasks: list[asyncio.Task[None]] = []
         self.apply_policy(policy)
 
     def start(self) -> None:
-        """Starts looking for replicas and granting."""
+        """Starts to discover replicas and to dispatch what waits."""
         self._tasks = [asyncio.create_task(self.replicas.run()), asyncio.create_task(self.dispatcher.run())]
 
     async def stop(self) -> None:
@@ -77,7 +70,7 @@ class ServedPool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def apply_policy(self, policy: Policy) -> None:
-        """Takes a policy: classes, cordons, and where to look unless the command line said so."""
+        """Takes the policy's classes and cordons, and its endpoints unless the command line names this pool's."""
         self.policy = policy
         self.admission.classes = policy.classes
         for known in policy.classes:
@@ -87,112 +80,28 @@ class ServedPool:
         self._replicas_changed()
 
     def _replicas_changed(self) -> None:
-        self.admission.fleet.cordoned = frozenset(self.policy.cordoned) | self.replicas.unreachable()
+        self.admission.fleet.cordoned = frozenset(self.policy.cordoned) | self.replicas.down()
         self.dispatcher.wake()
 
     @property
     def model(self) -> str | None:
-        """The name that clients ask for; None while neither the policy nor a replica has said it."""
+        """The name of the model for clients; None while neither the policy nor a replica has told it."""
         return self.policy.pool.model or self.replicas.model
 
     def ready(self, now: float) -> int:
-        """Replicas that would be sent to now."""
+        """How many replicas a request could be sent to now."""
         return len(self.admission.fleet.loads(now))
-
-    # ------------------------------------------------------------ a request
-
-    def classify(self, parsed: ParsedRequest, caller: Caller, class_header: str | None) -> PriorityClass:
-        """The class of a request: the trusted header's, else the service tier's, else the default; within what the key
-        allows.
-
-        Raises:
-            RequestFailed: 400 for a header that names no class, 403 for a class asked for that the key does not open.
-        """
-        classes = {known.name: known for known in self.policy.classes}
-        by_tier = {tier: known for known in self.policy.classes for tier in known.service_tiers}
-        if class_header is not None and class_header not in classes:
-            raise RequestFailed(error_responses.unknown_class(class_header))
-        chosen = classes.get(class_header or "") or by_tier.get(parsed.service_tier or "")
-        if caller.classes is None:
-            return chosen or classes[self.policy.default_class]
-        if chosen is not None:
-            if chosen.name not in caller.classes:
-                raise RequestFailed(error_responses.class_forbidden(chosen.name))
-            return chosen
-        allowed = [known for known in self.policy.classes if known.name in caller.classes]
-        if not allowed:
-            raise RequestFailed(error_responses.class_forbidden(self.policy.default_class))
-        return next((known for known in allowed if known.name == self.policy.default_class), allowed[0])
-
-    def check_length(self, parsed: ParsedRequest) -> None:
-        """Refused here, since the door would else tell a prompt that no replica can hold to come back later.
-
-        Raises:
-            RequestError: a prompt of token ids is longer than any replica's context, which has room for a token of the
-            answer too.
-        """
-        longest = self.admission.fleet.longest()
-        if longest is not None and parsed.longest_prompt >= longest:
-            raise RequestError(
-                f"has {parsed.longest_prompt} tokens and at most {longest} are served, one of them for the "
-                "answer: shorten it",
-                "prompt",
-                "context_length_exceeded",
-            )
-
-    def request(
-        self,
-        number: int,
-        parsed: ParsedRequest,
-        priority_class: PriorityClass,
-        caller: Caller,
-        *,
-        arrival: float,
-        retry: bool,
-    ) -> Request:
-        """The request as admission sees it. With a prompt in text its length is an estimate."""
-        tokens = max(
-            1, self.estimator.estimate(self.name, parsed.text) if parsed.token_ids is None else parsed.token_ids
-        )
-        return Request(
-            request_id=number,
-            priority_class=priority_class,
-            arrival=arrival,
-            prompt_tokens=tokens,
-            size_bytes=len(parsed.body),
-            retry=retry,
-            prefix=prefix_chain(parsed.text, tenant_salt(caller.tenant)),
-            prefix_chunk_tokens=tokens * CHUNK_BYTES / max(1, len(parsed.text)),
-        )
-
-    def headers(self, grant: Grant, caller: Caller) -> dict[str, str]:
-        """What the runtime is told beside the request itself."""
-        told = {
-            PRIORITY: str(grant.priority),
-            CLASS: grant.request.priority_class.name,
-            DISPATCH: f"{self._boot_id}:{grant.number}",
-            WANT_USAGE: "1",
-        }
-        return told if caller.tenant is None else {**told, TENANT: caller.tenant}
-
-    def add_prediction_errors(self, samples: tuple[PredictionSample, ...]) -> None:
-        """Books what a first token said about predictions."""
-        for sample in samples:
-            self.errors["shed" if sample.shed else "admitted"].add(sample.error)
-
-    def record(self, request: Request, parsed: ParsedRequest) -> RequestRecord:
-        """The entry of an offered request."""
-        return RequestRecord(self.counters[request.priority_class.name], request, parsed.choices)
 
 
 class Pools:
     """All pools by name, and which model each serves."""
 
-    def __init__(self, boot_id: str, settings: Settings, upstream: Upstream) -> None:
+    def __init__(self, boot_id: str, settings: Settings, upstream: Upstream, clock: Callable[[], float]) -> None:
         self.draining = False
         self.unclassified = ClassCounters()
-        """Requests that ended before it was known for which pool and class they were."""
-        self._boot_id = boot_id
+        """Requests that ended before their pool and class were known."""
+        self.boot_id = boot_id
+        self._clock = clock
         self._settings = settings
         self._upstream = upstream
         self._pools: dict[str, ServedPool] = {}
@@ -206,12 +115,14 @@ class Pools:
         return iter(self._pools.values())
 
     def apply_policy(self, policy: Policy) -> None:
-        """Takes a policy that came into force; one for a pool not seen before opens it."""
+        """Applies a policy that came into force; makes the pool if it is new."""
         known = self._pools.get(policy.pool.name)
         if known is not None:
             known.apply_policy(policy)
             return
-        pool = self._pools[policy.pool.name] = ServedPool(policy, self._boot_id, self._settings, self._upstream)
+        pool = self._pools[policy.pool.name] = ServedPool(
+            policy, self.boot_id, self._settings, self._upstream, self._clock
+        )
         pool.admission.draining = self.draining
         if self._first is not None:
             pool.start()
@@ -241,11 +152,11 @@ class Pools:
         if model in models:
             return models[model]
         if not self._pools or len(models) < len(self._pools):
-            raise error_responses.not_now(ShedReason.NO_REPLICA, SHORTEST)
+            raise error_responses.shed(ShedReason.NO_REPLICA, SHORTEST)
         raise RequestFailed(error_responses.unknown_model(model, sorted(models)))
 
     def drain(self) -> None:
-        """Nothing new comes in from now on."""
+        """Every new request is shed from now on."""
         self.draining = True
         for pool in self:
             pool.admission.draining = True
@@ -256,9 +167,9 @@ class Pools:
 
     @property
     def state(self) -> ReplicaState:
-        """This gateway's own state. It starts until every address that it knew at first was asked once: before, nobody
-        could be served."""
+        """This gateway's own state: starting until every address that it knew at first was probed once, since before
+        that no request could be served."""
         if self.draining:
             return ReplicaState.DRAINING
-        looked = self._first is not None and all(pool.replicas.probed.is_set() for pool in self._first)
-        return ReplicaState.READY if looked else ReplicaState.STARTING
+        probed = self._first is not None and all(pool.replicas.probed.is_set() for pool in self._first)
+        return ReplicaState.READY if probed else ReplicaState.STARTING

@@ -1,108 +1,122 @@
-"""One try at one replica: send the request, pass the answer on byte for byte, and tell the record what came when.
+"""One attempt at one replica: sends the request, relays the response byte for byte, and tells a listener what it says.
 
-Until `ClientRequest.started` nothing has reached the client, so a failure here may still be tried elsewhere: that is
-the pipeline's decision.
+Until `ClientRequest.started` nothing has reached the client, so that another replica may still take over after a
+failure: the pipeline decides that.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from headway_core.contract.header_names import LOAD, PROMPT_TOKENS, ShedReason
 
-from headway_gateway.accounting import RequestRecord
 from headway_gateway.client_request import ClientRequest
 from headway_gateway.http_connection import UpstreamError, UpstreamFailure
-from headway_gateway.stream_relay import StreamRelay
+from headway_gateway.stream_relay import StreamListener, StreamRelay
 from headway_gateway.upstream import HostPort, Upstream, UpstreamResponse
 
-_DEAD = {502: UpstreamFailure.RESET, 503: UpstreamFailure.REFUSED, 504: UpstreamFailure.RESET}
+_FAILED_STATUSES = {502: UpstreamFailure.RESET, 503: UpstreamFailure.UNAVAILABLE, 504: UpstreamFailure.RESET}
 """Statuses of a replica that cannot serve at all, as opposed to one that failed at this request."""
 
 
-@dataclass(slots=True)
+class ResponseListener(StreamListener, Protocol):
+    """What is told about a response, in this order, as far as it comes. Times are the event loop's."""
+
+    def headers(self, load_hint: str | None) -> None:
+        """The head has come. `load_hint` is the replica's load now: at the end of the stream it would be too old."""
+
+    def prompt_tokens(self, count: int) -> None:
+        """The exact length of the prompt."""
+
+    def completed(self, now: float, streamed: bool, prompt: int | None, output: int | None) -> None:
+        """The response is complete and was a success. `prompt`, `output`: its token counts, None where it has none."""
+
+    def failed(self, outcome: str, reason: ShedReason | None = None) -> None:
+        """The response is an error, or a stream that ends with one. `outcome` is one of `metric_names.OUTCOMES`."""
+
+
+@dataclass(frozen=True, slots=True)
 class UpstreamAttempt:
-    """One try: where it goes and who is told what. The members with defaults are what the answer said beside its
-    bytes."""
+    """One attempt: where the request goes, and who is told what comes back."""
 
     address: HostPort
     path: str
     body: bytes
     headers: Mapping[str, str]
     client_request: ClientRequest
-    record: RequestRecord
-    first_token: Callable[[], None]
-    """Called when the first content of a stream has come."""
-    heard: Callable[[str | None], None]
-    """Called with the load hint as soon as the head of the answer is there: a minute later it would be history."""
-    status: int = 0
-    prompt_tokens: int | None = None
-    """Exact length of the prompt."""
+    listener: ResponseListener
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """Passes answers on. `hold`: seconds that a stream's first bytes wait for content, so that another replica can
-    still take over."""
+    """Relays responses. `first_byte_hold`: seconds that the first bytes of a stream wait for content, so that another
+    replica can still take over. `clock` is the event loop's."""
 
     upstream: Upstream
-    hold: float
+    first_byte_hold: float
+    clock: Callable[[], float]
 
-    async def run(self, attempt: UpstreamAttempt) -> None:
-        """One try.
+    async def run(self, attempt: UpstreamAttempt) -> int:
+        """One attempt. Returns the status of the response.
 
         Raises:
-            UpstreamError: the replica failed. If `client_request.started`, part of its answer is already out.
+            UpstreamError: the replica failed. If `client_request.started`, part of its response is already out.
         """
         async with await self.upstream.post(attempt.address, attempt.path, attempt.body, attempt.headers) as response:
-            attempt.status = response.status
-            attempt.heard(response.header(LOAD))
-            attempt.prompt_tokens = _count(response.header(PROMPT_TOKENS))
-            if response.status in _DEAD:
-                raise UpstreamError(_DEAD[response.status], f"it answered {response.status}")
+            attempt.listener.headers(response.header(LOAD))
+            counted = _count(response.header(PROMPT_TOKENS))
+            if counted is not None:
+                attempt.listener.prompt_tokens(counted)
+            if response.status in _FAILED_STATUSES:
+                raise UpstreamError(_FAILED_STATUSES[response.status], f"it answered {response.status}")
             if response.status < 300 and response.is_stream:
                 await self._stream(response, attempt)
             else:
-                await self._whole(response, attempt)
+                await self._whole(response, attempt, counted is not None)
+            return response.status
 
-    async def _whole(self, response: UpstreamResponse, attempt: UpstreamAttempt) -> None:
-        client_request, record = attempt.client_request, attempt.record
-        loop = asyncio.get_running_loop()
+    async def _whole(self, response: UpstreamResponse, attempt: UpstreamAttempt, prompt_counted: bool) -> None:
+        client_request, listener = attempt.client_request, attempt.listener
         body = await response.read_all()
-        now = loop.time()
+        now = self.clock()
         if response.status >= 500:
-            record.outcome = "upstream_error"
+            listener.failed("upstream_error")
         elif response.status == 429:
-            record.outcome, record.reason = "shed", ShedReason.QUEUE_FULL
+            listener.failed("shed", ShedReason.QUEUE_FULL)
         elif response.status >= 400:
-            record.outcome = "client_error"
-        await client_request.start(
-            response.status, [*response.passed_on(), (b"content-length", str(len(body)).encode())]
-        )
+            listener.failed("client_error")
+        length = (b"content-length", str(len(body)).encode())
+        await client_request.start(response.status, [*response.passed_on(), length])
         await client_request.finish(body)
         if response.status < 300:
             prompt, output = _usage(body)
-            attempt.prompt_tokens = attempt.prompt_tokens or prompt
-            record.finished(now, False, prompt, output)
+            if prompt is not None and not prompt_counted:
+                listener.prompt_tokens(prompt)
+            listener.completed(now, False, prompt, output)
 
     async def _stream(self, response: UpstreamResponse, attempt: UpstreamAttempt) -> None:
-        client_request, record = attempt.client_request, attempt.record
+        listener = attempt.listener
         stream = StreamRelay(
-            client_request, record, response.status, response.passed_on(), attempt.first_token, self.hold
+            attempt.client_request,
+            listener,
+            response.status,
+            response.passed_on(),
+            first_byte_hold=self.first_byte_hold,
+            clock=self.clock,
         )
         try:
-            rest = await response.pump(stream.piece, client_request.caught_up)
+            rest = await response.pump(stream.feed, attempt.client_request.caught_up)
             await stream.finish(rest)
         finally:
             stream.close()
         if stream.broken:
-            record.outcome = "upstream_error"
+            listener.failed("upstream_error")
         else:
             usage = stream.usage or {}
-            record.finished(asyncio.get_running_loop().time(), True, usage.get("prompt"), usage.get("completion"))
+            listener.completed(self.clock(), True, usage.get("prompt"), usage.get("completion"))
 
 
 def _count(text: str | None) -> int | None:
@@ -110,7 +124,7 @@ def _count(text: str | None) -> int | None:
 
 
 def _usage(body: bytes) -> tuple[int | None, int | None]:
-    """Prompt and completion tokens of a whole answer; None where it does not say."""
+    """Prompt and completion tokens of a response that is no stream; None where it does not say."""
     try:
         usage = json.loads(body).get("usage")
     except (ValueError, AttributeError, RecursionError):

@@ -1,7 +1,7 @@
-"""The replicas behind one pool: found by name, known by their load reports.
+"""The replicas behind one pool: discovered by name, identified by their load reports.
 
-DNS says where somebody might be; who it is, and whether it is ready or draining, only its own report says. The
-decisions taken from reports are `headway_core.admission`'s; this file does the looking-up and the polling.
+DNS gives addresses. Which replica listens there, and whether it is ready or draining, only its own report tells. This
+module resolves and polls; `headway_core.admission` decides from the reports.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import ipaddress
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from headway_core.admission import PoolAdmission
@@ -29,15 +29,13 @@ log = logging.getLogger("headway.gateway.replicas")
 
 RESOLVE_SECONDS = 2.0
 VANISHED_SECONDS = 30.0
-"""How long an address that DNS no longer names is kept while it answers: resolvers cache that long, and answers can be
-partial."""
-
-Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""How long an address that DNS no longer names is kept while it answers: resolvers cache answers that long, and an
+answer can be partial."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One place where a replica may listen; `host` is an IP address."""
+    """Where a replica may listen; `host` is an IP address."""
 
     host: str
     port: int
@@ -50,19 +48,19 @@ class _Watched:
 
     address: Address
     poller: asyncio.Task[None] | None = None
-    replica: str | None = None
-    """Under which id the fleet knows whoever answers there."""
-    refused: bool = False
-    """The last try found nobody listening. That is knowledge, unlike silence."""
-    shut: bool = False
-    """It answered that it takes nothing new; its next report may say more."""
+    replica_id: str | None = None
+    """The id of the replica that answers there, as the fleet knows it."""
+    unreachable: bool = False
+    """The last attempt found that nothing listens there; a timeout does not tell that."""
+    unavailable: bool = False
+    """The replica answered 503: it takes no new request until its next report."""
     missing_since: float | None = None
     error: str | None = None
 
 
 class Replicas:
-    """Finds, polls and forgets. `changed` is called after each report or loss, so that whoever waits can look again;
-    `gone` with each replica that is forgotten."""
+    """Discovers, polls and forgets replicas. `changed` is called after each report and each loss, so that waiting
+    requests can be dispatched; `gone` gets the id of each replica that is forgotten."""
 
     def __init__(
         self,
@@ -71,81 +69,79 @@ class Replicas:
         interval: float,
         changed: Callable[[], None],
         gone: Callable[[str], None],
+        clock: Callable[[], float],
     ) -> None:
         self.model: str | None = None
         """The model that the replicas report."""
         self.probed = asyncio.Event()
-        """Every address known at first was asked once."""
+        """Set once every address known at first was polled."""
         self._admission = admission
         self._upstream = upstream
         self._interval = interval
         self._changed = changed
         self._gone = gone
+        self._clock = clock
         self._endpoints: tuple[Endpoint, ...] = ()
         self._watched: dict[Address, _Watched] = {}
-        self._again = asyncio.Event()
+        self._changed_endpoints = asyncio.Event()
 
     def discover(self, endpoints: tuple[Endpoint, ...]) -> None:
-        """Replaces what is looked for."""
+        """Replaces the endpoints to resolve."""
         if endpoints != self._endpoints:
             self._endpoints = endpoints
-            self._again.set()
+            self._changed_endpoints.set()
 
     def address_of(self, replica_id: str) -> HostPort | None:
-        """Where that replica serves; None when it is gone."""
+        """Where the replica serves; None when it is gone."""
         for watched in self._watched.values():
-            if watched.replica == replica_id:
+            if watched.replica_id == replica_id:
                 return watched.address.host, watched.address.port
         return None
 
-    def unreachable(self) -> frozenset[str]:
-        """Replicas that nobody answers for at this moment, or that take nothing."""
-        away = (watched for watched in self._watched.values() if watched.refused or watched.shut)
-        return frozenset(watched.replica for watched in away if watched.replica is not None)
+    def down(self) -> frozenset[str]:
+        """Ids of the replicas that are unreachable or unavailable now."""
+        down = (watched for watched in self._watched.values() if watched.unreachable or watched.unavailable)
+        return frozenset(watched.replica_id for watched in down if watched.replica_id is not None)
 
-    def refused(self, replica: str, *, listens: bool) -> None:
-        """Its serving port took no connection, or (`listens`) took no request: nothing goes there until it reports
-        again."""
+    def mark_down(self, replica_id: str, failure: UpstreamFailure) -> None:
+        """An attempt found the replica unreachable or unavailable: nothing is sent there until its next report."""
         for watched in self._watched.values():
-            if watched.replica == replica:
-                watched.shut = listens
-                watched.refused = watched.refused or not listens
+            if watched.replica_id == replica_id:
+                watched.unavailable = failure is UpstreamFailure.UNAVAILABLE
+                watched.unreachable = watched.unreachable or failure is UpstreamFailure.UNREACHABLE
         self._changed()
 
-    def hint(self, replica: str, text: str | None) -> None:
-        """The report that rode on a response; one that cannot be read is as good as none."""
-        if text is None:
-            return
+    def hint(self, replica_id: str, text: str, now: float) -> None:
+        """Takes the short load report in a response header; ignores one that is malformed."""
         with contextlib.suppress(DocumentError):
             hint: LoadHint = load_hint(text)
-            self._admission.hint(replica, hint, asyncio.get_running_loop().time())
+            self._admission.hint(replica_id, hint, now)
             self._changed()
 
     def errors(self) -> Iterator[tuple[str, str]]:
-        """Address and reason of everything that cannot be used."""
+        """Address and reason, of every address that cannot be used."""
         for watched in self._watched.values():
             if watched.error is not None:
                 yield f"{watched.address.host}:{watched.address.control_port}", watched.error
 
     async def run(self) -> None:
-        """Looks up and polls until cancelled."""
+        """Resolves and polls until cancelled."""
         try:
             while True:
-                self._again.clear()
+                self._changed_endpoints.clear()
                 await self._resolve()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RESOLVE_SECONDS):
-                        await self._again.wait()
+                        await self._changed_endpoints.wait()
         finally:
             pollers = [watched.poller for watched in self._watched.values() if watched.poller is not None]
             for poller in pollers:
                 poller.cancel()
             await asyncio.gather(*pollers, return_exceptions=True)
 
-    # ------------------------------------------------------------ finding
+    # ------------------------------------------------------------ discovery
 
     async def _resolve(self) -> None:
-        now = asyncio.get_running_loop().time()
         named: set[Address] = set()
         unsure = False
         for endpoint in self._endpoints:
@@ -162,32 +158,35 @@ class Replicas:
             watched.poller = asyncio.create_task(self._poll_forever(watched))
         if not self._watched:
             self.probed.set()
+        self._forget_missing(named, unsure, self._clock())
+
+    def _forget_missing(self, named: set[Address], unsure: bool, now: float) -> None:
+        """Forgets the addresses that DNS has not named for long. `unsure`: some name could not be resolved."""
         for watched in list(self._watched.values()):
             if watched.address in named or unsure:
                 watched.missing_since = None
             elif watched.missing_since is None:
                 watched.missing_since = now
-            elif watched.refused or now - watched.missing_since > VANISHED_SECONDS:
+            elif watched.unreachable or now - watched.missing_since > VANISHED_SECONDS:
                 self._forget(watched)
 
     def _forget(self, watched: _Watched) -> None:
         del self._watched[watched.address]
         if watched.poller is not None:
             watched.poller.cancel()
-        self._lose(watched)
+        self._remove(watched)
         self._changed()
 
-    def _lose(self, watched: _Watched) -> None:
-        if watched.replica is not None:
-            self._admission.remove(watched.replica)
-            self._gone(watched.replica)
-            watched.replica = None
+    def _remove(self, watched: _Watched) -> None:
+        if watched.replica_id is not None:
+            self._admission.remove(watched.replica_id)
+            self._gone(watched.replica_id)
+            watched.replica_id = None
 
     # ------------------------------------------------------------ polling
 
     async def _poll_forever(self, watched: _Watched) -> None:
-        loop = asyncio.get_running_loop()
-        due = loop.time()
+        due = self._clock()
         while True:
             try:
                 await self._poll(watched)
@@ -197,14 +196,13 @@ class Replicas:
                 if watched.error != said:
                     log.exception("polling %s failed", watched.address.host)
                 watched.error = said
-            if all(other.replica or other.refused or other.error for other in self._watched.values()):
+            if all(other.replica_id or other.unreachable or other.error for other in self._watched.values()):
                 self.probed.set()
-            due = max(due + self._interval, loop.time() + self._interval / 4)
-            await asyncio.sleep(due - loop.time())
+            due = max(due + self._interval, self._clock() + self._interval / 4)
+            await asyncio.sleep(due - self._clock())
 
     async def _poll(self, watched: _Watched) -> None:
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
+        begun = self._clock()
         try:
             status, body = await self._upstream.get(
                 (watched.address.host, watched.address.control_port),
@@ -216,8 +214,8 @@ class Replicas:
             report = load_runtime_report(body)
         except UpstreamError as error:
             watched.error = str(error)
-            if error.failure is UpstreamFailure.CONNECT and not watched.refused:
-                watched.refused = True
+            if error.failure is UpstreamFailure.UNREACHABLE and not watched.unreachable:
+                watched.unreachable = True
                 self._changed()
             return
         except TimeoutError:
@@ -227,14 +225,15 @@ class Replicas:
             watched.error = f"not a load report: {error}"
             return
         watched.error = None
-        self._take(watched, report, loop.time(), loop.time() - begun)
+        now = self._clock()
+        self._take(watched, report, now, now - begun)
 
     def _take(self, watched: _Watched, report: RuntimeReport, now: float, round_trip: float) -> None:
         name = self._name(watched, report)
-        if watched.replica not in (None, name):
-            self._lose(watched)
-        watched.replica = name
-        watched.refused = watched.shut = False
+        if watched.replica_id not in (None, name):
+            self._remove(watched)
+        watched.replica_id = name
+        watched.unreachable = watched.unavailable = False
         self.model = report.model
         if name != report.replica:
             report = dataclasses.replace(report, replica=name)
@@ -242,10 +241,10 @@ class Replicas:
         self._changed()
 
     def _name(self, watched: _Watched, report: RuntimeReport) -> str:
-        """The reported id, made unique when somebody else answers to it already: two replicas must never share one set
-        of books."""
+        """The reported id, made unique when another address reports it too: two replicas must never be tracked as
+        one."""
         for other in self._watched.values():
-            if other is not watched and other.replica == report.replica and not other.refused:
+            if other is not watched and other.replica_id == report.replica and not other.unreachable:
                 return f"{report.replica}@{watched.address.host}:{watched.address.port}"
         return report.replica
 

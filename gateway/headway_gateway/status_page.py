@@ -88,7 +88,7 @@ class RecentWindow:
             classes.append({"name": slo.name, **_promise(slo), **seen, "history": list(self._history.get(key, ()))})
         fleet = pool.admission.fleet
         reports = [(name, fleet.report(name)) for name in fleet]
-        down = pool.replicas.unreachable()
+        down = pool.replicas.down()
         return {
             "name": pool.name,
             "model": pool.model,

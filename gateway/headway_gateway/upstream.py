@@ -152,11 +152,11 @@ class Upstream:
                 )
         except TimeoutError as error:
             raise UpstreamError(
-                UpstreamFailure.CONNECT, f"{_authority(address)} took no connection within {CONNECT_TIMEOUT:g} s"
+                UpstreamFailure.UNREACHABLE, f"{_authority(address)} took no connection within {CONNECT_TIMEOUT:g} s"
             ) from error
         except OSError as error:
             raise UpstreamError(
-                UpstreamFailure.CONNECT, f"{_authority(address)} takes no connection: {error}"
+                UpstreamFailure.UNREACHABLE, f"{_authority(address)} takes no connection: {error}"
             ) from error
         self._all.add(connection)
         return connection

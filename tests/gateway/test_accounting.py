@@ -221,7 +221,7 @@ async def test_predictions_are_compared_with_what_happened(start_gateway, stub_r
     gateway = await start_gateway(stub_runtime())
     for _ in range(5):
         await gateway.ask(stream=True, stub={"first": 0.1, "tokens": 1})
-    errors = gateway.pool.errors["admitted"]
+    errors = gateway.pool.ttft_errors["admitted"]
     assert sum(errors.counts) == 5
     # It was predicted to be immediate, so the signed error is negative.
     assert errors.sum == pytest.approx(-0.5, abs=0.3)
