@@ -83,7 +83,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--mix", metavar="CLASS=SHARE,...", help="classes of the requests (default: all of the default class)"
     )
     policy.add_argument(
-        "--rule",
+        "--admission-rule",
         choices=tuple(RULES),
         default=next(iter(RULES)),
         help="of the door (default: %(default)s)",
@@ -167,7 +167,7 @@ def check(given: argparse.Namespace) -> list[AdmissionRule]:
     for name in names:
         if name not in RULES:
             raise InvalidInput(f"--beside {name!r}: the rules are {', '.join(RULES)}; or none")
-    return list(dict.fromkeys(RULES[name] for name in (given.rule, *names)))
+    return list(dict.fromkeys(RULES[name] for name in (given.admission_rule, *names)))
 
 
 def _replica(given: argparse.Namespace) -> RuntimeReport:

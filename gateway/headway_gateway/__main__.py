@@ -52,7 +52,7 @@ def _say_started(gateway: Gateway, port: int, control_port: int) -> None:
         settings.host,
         port,
         control_port,
-        settings.rule,
+        settings.admission_rule,
         names,
     )
 

@@ -45,7 +45,7 @@ class ServedPool:
         self.admission = PoolAdmission(
             policy.classes,
             boot_id,
-            controller=AdmissionController(RULES[settings.rule]),
+            controller=AdmissionController(RULES[settings.admission_rule]),
             queue=AdmissionQueue(limits),
             fleet=Fleet(boot_id, settings.poll_interval),
         )

@@ -59,7 +59,7 @@ class Settings:
     policy: Path | None = None
     keys: Path | None = None
     trust_class_header: bool = False
-    rule: str = "moore"
+    admission_rule: str = "moore"
     max_queue_requests: int = 1000
     """Per pool; what waits beyond it is shed with `queue_full`."""
     max_queue_bytes: int = 256 * 1024 * 1024
@@ -114,7 +114,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         policy=given.policy,
         keys=given.keys,
         trust_class_header=given.trust_class_header,
-        rule=given.rule,
+        admission_rule=given.admission_rule,
         max_queue_requests=given.max_queue_requests,
         max_queue_bytes=given.max_queue_bytes,
         max_body_bytes=given.max_body_bytes,
@@ -181,9 +181,9 @@ def _parser() -> argparse.ArgumentParser:
         help="policy file, or directory of *.json; re-read when the content changes",
     )
     what.add_argument(
-        "--rule",
+        "--admission-rule",
         choices=RULES,
-        default=default.rule,
+        default=default.admission_rule,
         help="who is admitted (default: %(default)s; the others are for comparison)",
     )
     who = parser.add_argument_group("who may ask")

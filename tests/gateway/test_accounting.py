@@ -165,7 +165,7 @@ def test_durations_are_all_counted_whenever_somebody_looks():
 
 async def test_the_wait_in_the_queue_is_part_of_time_to_first_token(start_gateway, stub_runtime, until):
     stub = stub_runtime(slots=1, completion_rate=1.0)
-    gateway = await start_gateway(stub, rule="open")
+    gateway = await start_gateway(stub, admission_rule="open")
     first = asyncio.ensure_future(gateway.ask(stream=True, stub={"first": 1.0, "tokens": 1}))
     await until(lambda: stub.running == 1)
     seq = stub.seq
@@ -203,7 +203,7 @@ async def test_a_request_is_judged_by_the_target_in_force_when_it_arrived(start_
         file.write_text(documents.dump(Policy(revision, "u", 1, Pool("p", (stub.endpoint,)), classes, "default")))
 
     write(1, 30.0)
-    gateway = await start_gateway(stub, pools=(), policy=file, rule="open")
+    gateway = await start_gateway(stub, pools=(), policy=file, admission_rule="open")
     asked = asyncio.ensure_future(gateway.ask(stream=True, stub={"first": 2.5, "tokens": 2}))
     await until(lambda: stub.running == 1)
     write(2, 0.001)

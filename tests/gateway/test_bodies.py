@@ -171,7 +171,7 @@ async def test_a_slow_upload_does_not_count_as_waiting_for_the_first_token(start
 async def test_everybody_else_is_answered_while_a_large_body_is_read(start_gateway, stub_runtime):
     """No answer may wait for the reading of a body: the slowest are measured against the time that the body itself
     took."""
-    gateway = await start_gateway(stub_runtime(), max_body_bytes=LIMIT, rule="open")
+    gateway = await start_gateway(stub_runtime(), max_body_bytes=LIMIT, admission_rule="open")
     head = b'{"model":"m","prompt":"x","max_tokens":1,"unused":['
     body = head + b",".join([b"1.5"] * ((LIMIT - len(head) - 2) // 4)) + b"]}"
     took, statuses, waits = [], [], []

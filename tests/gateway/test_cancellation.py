@@ -30,7 +30,7 @@ async def test_work_stops_within_a_second_of_the_client_leaving(
     keys.write_text(f"acme sha256:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
     # A runtime that claims more slots than it has is sent requests that then wait there.
     stub = stub_runtime(slots=1, completion_rate=0.01, claims=50 if phase == "queued in the engine" else None)
-    gateway = await start_gateway(stub, keys=keys, rule="open")
+    gateway = await start_gateway(stub, keys=keys, admission_rule="open")
     before, script = PHASES[phase]
     auth = [("authorization", f"Bearer {KEY}")]
     async with open_clients(gateway, before + 1) as clients:
@@ -81,7 +81,7 @@ async def test_a_pipelined_request_that_waits_for_its_turn_is_given_up_with_its_
     start_gateway, stub_runtime, until, size, how
 ):
     stub = stub_runtime(slots=1, completion_rate=0.01)
-    gateway = await start_gateway(stub, rule="open")
+    gateway = await start_gateway(stub, admission_rule="open")
     async with gateway.client() as client, gateway.client() as other:
         client.send({"model": "m", "prompt": "first", "max_tokens": 1, "stub": {"first": 0.4}})
         client.send({"model": "m", "prompt": "s" * size})

@@ -75,7 +75,7 @@ async def behind(run, stub_runtime, client_of, until):
 
 
 async def test_what_runs_and_what_waits_finishes_and_nothing_new_comes_in(behind, client_of, until):
-    process, stub = await behind("--rule", "open", slots=1, completion_rate=1.0)
+    process, stub = await behind("--admission-rule", "open", slots=1, completion_rate=1.0)
     clients = [client_of(process.port) for _ in range(4)]
     async with contextlib.AsyncExitStack() as stack:
         runs, waits, idle, silent = [await stack.enter_async_context(client) for client in clients]
@@ -172,7 +172,7 @@ async def test_it_says_when_it_is_open_to_everybody(behind):
         (["--pool", "chat=a:1", "--port", "8001"], "must differ"),
         (["--pool", "chat=a:1", "--request-timeout", "soon"], "seconds"),
         (["--pool", "chat=a:1", "--max-queue-requests", "1e6"], "whole number"),
-        (["--pool", "chat=a:1", "--rule", "luck"], "moore"),
+        (["--pool", "chat=a:1", "--admission-rule", "luck"], "moore"),
     ],
 )
 def test_a_wrong_command_line_is_explained(arguments, words, capsys):
@@ -184,7 +184,7 @@ def test_a_wrong_command_line_is_explained(arguments, words, capsys):
 def test_a_pool_is_a_name_and_places():
     given = parse(["--pool", "chat=a:1/2,[::1]:3,b", "--drain-seconds", "5"])
     assert given.pools == (Pool("chat", (Endpoint("a", 1, 2), Endpoint("::1", 3, 8001), Endpoint("b", 8000, 8001))),)
-    assert given.drain_seconds == 5.0 and given.rule == "moore" and given.rule in RULES
+    assert given.drain_seconds == 5.0 and given.admission_rule == "moore" and given.admission_rule in RULES
 
 
 async def test_a_taken_port_and_a_broken_key_file_are_explained(run, tmp_path):

@@ -30,7 +30,7 @@ async def test_large_bodies_whose_clients_have_left_keep_nobody_waiting_and_reac
     start_gateway, stub_runtime, until
 ):
     stub = stub_runtime()
-    gateway = await start_gateway(stub, max_body_bytes=LIMIT, rule="open")
+    gateway = await start_gateway(stub, max_body_bytes=LIMIT, admission_rule="open")
 
     async def served():
         began = time.perf_counter()
@@ -68,7 +68,9 @@ async def test_a_body_that_is_read_for_too_long_is_timed_out(start_gateway, stub
 async def test_large_bodies_on_their_way_in_share_a_room_that_usual_ones_do_not_need(
     start_gateway, stub_runtime, until
 ):
-    gateway = await start_gateway(stub_runtime(), max_body_bytes=LIMIT, max_queue_bytes=LIMIT * 3 // 2, rule="open")
+    gateway = await start_gateway(
+        stub_runtime(), max_body_bytes=LIMIT, max_queue_bytes=LIMIT * 3 // 2, admission_rule="open"
+    )
     budget = gateway.gateway.pipeline.body_budget
     async with gateway.client() as slow, gateway.client() as leaver:
         slow.send(LONG[:-1000], length=len(LONG))

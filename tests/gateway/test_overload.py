@@ -36,7 +36,7 @@ async def occupied(gateway, stub, until, count=1):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_full_queue_is_contended_and_says_when_to_come_back(start_gateway, stub_runtime, until, stream):
     stub = stub_runtime(slots=1, completion_rate=0.01)
-    gateway = await start_gateway(stub, rule="open", max_queue_requests=1)
+    gateway = await start_gateway(stub, admission_rule="open", max_queue_requests=1)
     async with occupied(gateway, stub, until), gateway.client() as waiting:
         waiting.send({"model": "m", "prompt": "x"})
         await until(lambda: gateway.counters().queued == 1)
@@ -86,7 +86,7 @@ async def test_nobody_ready_is_unavailable(start_gateway, stub_runtime, until, s
 
 async def test_who_waits_is_served_in_order_when_a_replica_comes_back(start_gateway, stub_runtime, until):
     stub = stub_runtime(slots=1, completion_rate=5.0)
-    gateway = await start_gateway(stub, rule="open")
+    gateway = await start_gateway(stub, admission_rule="open")
     async with occupied(gateway, stub, until):
         waiting = [asyncio.ensure_future(gateway.ask(prompt=f"{index}", max_tokens=1)) for index in range(3)]
         await until(lambda: gateway.counters().queued == 3)
@@ -115,7 +115,7 @@ async def test_the_runtime_s_own_refusal_passes_with_its_retry_after(start_gatew
 
 async def test_retry_after_grows_with_the_backlog(start_gateway, stub_runtime, until):
     stub = stub_runtime(slots=1, completion_rate=0.2)
-    gateway = await start_gateway(stub, rule="prediction")
+    gateway = await start_gateway(stub, admission_rule="prediction")
     seen = []
     for rate in (0.4, 0.1, 0.02):
         stub.completion_rate = rate

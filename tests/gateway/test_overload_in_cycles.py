@@ -166,7 +166,9 @@ async def test_admitted_requests_keep_their_promise_at_full_capacity_and_retries
             await replica.ready(session)
         gateways = {}
         for rule, replica in zip(("moore", "open"), replicas, strict=True):
-            gateways[rule] = await start_gateway(ready=False, pools=(Pool("p", (replica.endpoint,), "m"),), rule=rule)
+            gateways[rule] = await start_gateway(
+                ready=False, pools=(Pool("p", (replica.endpoint,), "m"),), admission_rule=rule
+            )
         for gateway in gateways.values():
             await until(lambda gateway=gateway: gateway.pool.ready(asyncio.get_running_loop().time()) == 1)
         tokens, rate = await capacity(session, f"http://127.0.0.1:{replicas[1].endpoint.port}", rng)
