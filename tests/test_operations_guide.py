@@ -29,7 +29,7 @@ SOURCES = [
 WORD = re.compile(r"[A-Z][A-Za-z]+")
 KIND_OF_PAIRS = {"_find": "TargetResolved", "_failure": "KnobsApplied", "_as_asked": "Ready"}
 """Functions that give (reason, message) pairs, and the condition that those are for."""
-KIND_OF_OTHERS = {"_about_scaling": "ScalingActive"}
+KIND_OF_OTHERS = {"_refused_scaling": "ScalingActive"}
 """Functions that change a condition which they were given."""
 
 
@@ -107,14 +107,14 @@ def decisions_in_code() -> set[str]:
     """Reasons of events that are no condition's."""
     found: set[str] = set()
     for function in functions():
-        for name in ("SetKnobs", "Cordon", "Scale", "Decision", "warn"):
+        for name in ("SetKnobs", "Cordon", "Scale", "Recommend", "Decision", "warn"):
             for call in calls(function, name):
                 found |= {reason for argument in call.args[1:] if (reason := word(argument))}
         for node in ast.walk(function):
             if (
                 isinstance(node, ast.Assign)
                 and getattr(node.targets[0], "id", "") == "reason"
-                and function.name == "_scale_actions"
+                and function.name == "_scale_changes"
             ):
                 found |= {
                     reason for part in ast.walk(node.value) if isinstance(part, ast.expr) and (reason := word(part))

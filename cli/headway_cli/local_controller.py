@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from headway_core.contract.policy import MAX_REVISION, Endpoint, Knobs, Policy, Pool
+from headway_core.contract.policy import MAX_REVISION, Endpoint, Knobs, Policy
 from headway_core.contract.reports import GatewayReport, RuntimeReport
 from headway_core.planning.knobs import KnobMemory, plan_knobs
+from headway_core.planning.policy_document import policy_document
 from headway_core.planning.snapshot import ClassTraffic, ObservedReplica, Phase, Traffic
 from headway_core.planning.traffic_window import TrafficWindow
 from headway_core.slo import Mode, PriorityClass, ServingSLO
@@ -37,23 +38,13 @@ class LocalController:
         self._revision = min(self._revision + 1, MAX_REVISION)
         # A generation of its own, as the API server counts them: what was estimated for another promise says nothing
         # about this one.
-        self.slo = replace(slo, generation=self._revision)
+        self.slo = replace(slo, generation=self._revision, uid=f"local/{slo.name}")
         self._traffic = TrafficWindow(slo.target_name, slo.window)
         return self.policy()
 
     def policy(self) -> Policy:
         """The policy in force."""
-        return Policy(
-            revision=self._revision,
-            slo_uid=f"local/{self.slo.name}",
-            generation=self.slo.generation,
-            pool=Pool(self.slo.target_name, tuple(self._endpoints.values())),
-            classes=self.slo.classes,
-            default_class=self.slo.default_class,
-            knobs=self._knobs,
-            min_samples=self.slo.min_samples,
-            window=self.slo.window,
-        )
+        return policy_document(self.slo, tuple(self._endpoints.values()), self._knobs, revision=self._revision)
 
     def observe(
         self, reports: Mapping[str, RuntimeReport], gateway: GatewayReport | None, alive: Sequence[str], now: float

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from headway_operator.apply import Applier
 from headway_operator.cache import Cache
 from headway_operator.controller import Controller
+from headway_operator.executor import Executor
 from headway_operator.kube import Kube, KubeError
 from headway_operator.lease import Lease
 from headway_operator.metrics import HealthServer
@@ -48,10 +48,10 @@ async def run(settings: Settings) -> None:
         kube, settings.lease_namespace, settings.lease_name, settings.identity, duration=settings.lease_duration
     )
     observer = Observer(settings)
-    applier = Applier(kube, lambda: lease.held)
+    executor = Executor(kube, lambda: lease.held)
 
     def make_reconciler(cache: Cache) -> Reconciler:
-        return Reconciler(settings, kube, cache, observer=observer, applier=applier, may_write=lambda: lease.held)
+        return Reconciler(settings, kube, cache, observer=observer, executor=executor, may_write=lambda: lease.held)
 
     controller = Controller(settings, kube, lease, observer=observer, make_reconciler=make_reconciler)
     server = HealthServer(settings.host, settings.port, controller.healthy)

@@ -18,8 +18,8 @@ from headway_core.planning.conditions import Condition
 
 from headway_operator import schema, status
 from headway_operator.access import NEEDED, Access, review
-from headway_operator.apply import NotLeading
 from headway_operator.cache import Cache, Key
+from headway_operator.executor import NotLeading
 from headway_operator.handlers import WATCHED
 from headway_operator.kube import Kube, KubeError
 from headway_operator.lease import Lease

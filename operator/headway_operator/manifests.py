@@ -5,19 +5,15 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from headway_core.contract.documents import dump, load_policy
 from headway_core.contract.kubernetes import ANNOTATION_DELETION_COST, ANNOTATION_POLICY_TOUCH, FIELD_MANAGER_PREFIX
-from headway_core.contract.policy import Endpoint, Knobs, Policy, Pool
+from headway_core.contract.policy import Policy
 from headway_core.errors import DocumentError
 from headway_core.slo import API_VERSION, KIND, ServingSLO
 
-from headway_operator.targets import ResolvedTarget
-
-DELETION_COST = "-1000"
-"""Of a replica to be given up: any other has 0."""
+from headway_operator.resources import DELETION_COST
 
 
 def field_manager(slo: ServingSLO) -> str:
@@ -28,30 +24,6 @@ def field_manager(slo: ServingSLO) -> str:
 def policy_key(name: str) -> str:
     """The ConfigMap key of one ServingSLO."""
     return f"{name}.json"
-
-
-def policy(target: ResolvedTarget, knobs: Knobs, cordoned: tuple[str, ...], revision: int) -> Policy:
-    """The policy that this object and these decisions make."""
-    slo = target.slo
-    endpoint = Endpoint(f"{slo.service_name}.{slo.namespace}.svc", slo.service_port, target.service.control_port)
-    return Policy(
-        revision=revision,
-        slo_uid=slo.uid,
-        generation=slo.generation,
-        pool=Pool(slo.target_name, (endpoint,)),
-        classes=slo.classes,
-        default_class=slo.default_class,
-        knobs=knobs,
-        cordoned=cordoned,
-        min_samples=slo.min_samples,
-        window=slo.window,
-    )
-
-
-def says_the_same(one: Policy | None, other: Policy) -> bool:
-    """Equal in everything that a gateway or a runtime acts on: a mere edit of bounds changes the generation and nothing
-    else."""
-    return one is not None and replace(one, revision=other.revision, generation=other.generation) == other
 
 
 def policies(config_map: Mapping[str, Any]) -> dict[str, Policy]:

@@ -114,13 +114,11 @@ def _reachable(pods: Iterable[Pod]) -> list[Pod]:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the planner needs, and what only the writer of policies needs besides."""
+    """What the planner needs, and what only conditions need besides."""
 
     snapshot: Snapshot
     acknowledged: Mapping[str, int]
     """Pod, runtime or gateway → revision of this object's policy that it has in force."""
-    highest_revision: int
-    """Of every acknowledgement, gateways and other owners of the pool included; 0: none."""
     refusals: Mapping[str, str]
     """Pod → why it could not read the policy last time."""
     clamped: Mapping[str, str]
@@ -131,9 +129,12 @@ class Observation:
 class Known:
     """What was found out elsewhere and goes into the snapshot as it is."""
 
-    policy: Policy | None
-    recommended: Knobs | None
-    autoscaler: str | None
+    policy: Policy | None = None
+    policy_readable: bool = True
+    recommended: Knobs | None = None
+    recommended_replicas: int | None = None
+    autoscaler: str | None = None
+    missing_scaling_rights: tuple[str, ...] = ()
 
 
 def observe(
@@ -153,30 +154,44 @@ def observe(
     for pool in pools:
         for name, count in pool.replica_in_flight.items():
             in_flight[name] = in_flight.get(name, 0) + count
+    acks = {replica.name: replica.report.policy for replica in replicas if replica.report is not None}
+    acks |= {name: pool.policy for name, (_, pool) in gateways.items() if pool is not None}
+    given = {name: ack for name, ack in acks.items() if ack is not None}
+    acknowledged = {name: ack.revision for name, ack in given.items() if ack.slo_uid == target.slo.uid}
     snapshot = Snapshot(
         replicas=replicas,
         scale=target.deployment.replicas,
         rolling=target.deployment.rolling,
         policy=known.policy,
+        policy_readable=known.policy_readable,
+        endpoints=(target.endpoint,),
+        highest_revision=max((ack.revision for ack in given.values()), default=0),
+        unaware=_unaware((*target.runtimes, *target.gateways), acknowledged, known.policy),
         recommended=known.recommended,
+        recommended_replicas=known.recommended_replicas,
         traffic=traffic.traffic(read_at) if gateways else None,
         gateways=len(expected),
         gateways_reporting=len(gateways),
         in_flight=in_flight if whole else None,
         saturated=any(pool.saturated for pool in pools),
         foreign_autoscaler=known.autoscaler,
+        missing_scaling_rights=known.missing_scaling_rights,
         stale_after=stale_after,
     )
-    acks = {replica.name: replica.report.policy for replica in replicas if replica.report is not None}
-    answers = {**acks, **{name: pool.policy for name, (_, pool) in gateways.items() if pool is not None}}
-    given = {name: answer for name, answer in answers.items() if answer is not None}
     return Observation(
         snapshot=snapshot,
-        acknowledged={name: answer.revision for name, answer in given.items() if answer.slo_uid == target.slo.uid},
-        highest_revision=max((answer.revision for answer in given.values()), default=0),
-        refusals={name: answer.error for name, answer in given.items() if answer.error is not None},
-        clamped={knob: why for answer in given.values() for knob, why in sorted(answer.clamped_by.items())},
+        acknowledged=acknowledged,
+        refusals={name: ack.error for name, ack in given.items() if ack.error is not None},
+        clamped={knob: why for ack in given.values() for knob, why in sorted(ack.clamped_by.items())},
     )
+
+
+def _unaware(pods: Iterable[Pod], acknowledged: Mapping[str, int], policy: Policy | None) -> tuple[str, ...]:
+    """Ready pods that have not acknowledged the policy, if there is one."""
+    if policy is None:
+        return ()
+    ready = (pod.name for pod in pods if pod.phase is Phase.READY)
+    return tuple(name for name in ready if acknowledged.get(name, 0) < policy.revision)
 
 
 def _pool_report(report: GatewayReport, target: ResolvedTarget) -> PoolReport | None:
@@ -197,5 +212,5 @@ def _replica(pod: Pod, received: ReceivedReport[RuntimeReport] | None, now: floa
         report=received.report if received else None,
         age=now - received.at if received else None,
         note=pod.note,
-        marked=bool(pod.cost),
+        marked=pod.marked,
     )

@@ -3,21 +3,76 @@ Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from headway_core.contract.kubernetes import ANNOTATION_PAUSED
 from headway_core.contract.policy import Policy
 from headway_core.planning.conditions import Condition
+from headway_core.planning.plan import paused
 from headway_core.slo import Mode, ServingSLO
 
 from headway_operator.kube import KubeError
 from headway_operator.observe import Observation
+from headway_operator.resources import Pod
 
 ACKNOWLEDGED_WITHIN = 120.0
 """Seconds that reading a policy may take before it is a fault: a kubelet that was not woken needs a minute."""
 
 
-def paused(slo: ServingSLO) -> bool:
-    """Whether somebody asked for nothing to be applied."""
-    return slo.annotations.get(ANNOTATION_PAUSED, "").lower() == "true"
+TOUCH_AGAIN = 3.0
+"""Seconds without acknowledgement after which a pod is touched again; doubled each time."""
+TOUCHES = 5
+"""Touches of one pod for one revision; after that the kubelet's own minute has to do."""
+
+
+class Touches:
+    """What was done to have one revision of one object's policy read, by pod."""
+
+    def __init__(self) -> None:
+        self._revision = 0
+        self._pods: dict[str, tuple[int, float]] = {}
+        """Pod uid → (attempts, when last)."""
+
+    def due(self, pods: Iterable[Pod], revision: int, now: float) -> tuple[list[Pod], float]:
+        """Those of the pods to touch now, and the seconds until a pod is due again: inf when none will be."""
+        if self._revision != revision:
+            self._revision, self._pods = revision, {}
+        due: list[Pod] = []
+        again = float("inf")
+        for pod in pods:
+            attempts, last = self._pods.setdefault(pod.uid, (int(_touched_for(pod, revision)), now))
+            if attempts < TOUCHES:
+                wait = last + TOUCH_AGAIN * 2 ** (attempts - 1) - now if attempts else 0.0
+                again = min(again, wait if wait > 0 else TOUCH_AGAIN * 2.0**attempts)
+                if wait <= 0:
+                    due.append(pod)
+        return due, again
+
+    def attempts(self, pod: Pod) -> int:
+        """How often it was touched for the revision."""
+        return self._pods[pod.uid][0]
+
+    def touched(self, pod: Pod, attempts: int, now: float) -> None:
+        """Takes note of the last of so many touches."""
+        self._pods[pod.uid] = (attempts, now)
+
+
+def _touched_for(pod: Pod, revision: int) -> bool:
+    return pod.touched.split(".")[0] == str(revision)
+
+
+class RevisionClock:
+    """Since when one object's present revision has been waited for."""
+
+    def __init__(self) -> None:
+        self._revision = 0
+        self._since = 0.0
+
+    def waited(self, policy: Policy | None, now: float) -> float:
+        """Seconds since this revision was first seen."""
+        if policy is not None and self._revision != policy.revision:
+            self._revision, self._since = policy.revision, now
+        return now - self._since
 
 
 def acknowledged_replicas(observation: Observation, policy: Policy | None) -> int:

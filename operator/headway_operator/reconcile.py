@@ -13,21 +13,20 @@ from typing import Any
 from headway_core.contract.kubernetes import GROUP, PLURAL, VERSION
 from headway_core.contract.policy import Knobs, Policy
 from headway_core.planning.conditions import Condition
-from headway_core.planning.plan import Memory, Plan, SetKnobs, plan
+from headway_core.planning.plan import Memory, Plan, paused, plan
 from headway_core.planning.traffic_window import TrafficWindow
 from headway_core.slo import Mode, ServingSLO
 
 from headway_operator import status
 from headway_operator.access import Access
-from headway_operator.apply import Applier, NotLeading
 from headway_operator.autoscalers import Autoscalers
 from headway_operator.cache import Cache, Key
-from headway_operator.enforce import Enforcer, Progress, scaling_rights
 from headway_operator.events import Events
+from headway_operator.executor import Executor, NotLeading
 from headway_operator.kube import Kube, KubeError
 from headway_operator.metrics import CONDITION
 from headway_operator.observe import Known, Observation, Observer, observe
-from headway_operator.policy_ack import acknowledged_replicas, paused
+from headway_operator.policy_ack import RevisionClock, Touches, acknowledged_replicas, knobs_applied
 from headway_operator.settings import Settings
 from headway_operator.status import Decision, StatusFigures
 from headway_operator.targets import ResolvedTarget, other_operator, resolve
@@ -43,7 +42,8 @@ class ObjectState:
     began: float
     memory: Memory = Memory()
     traffic: TrafficWindow | None = None
-    progress: Progress = field(default_factory=Progress)
+    touches: Touches = field(default_factory=Touches)
+    revision: RevisionClock = field(default_factory=RevisionClock)
     refreshed: float = 0.0
     """When figures were written last; a new state counts from its beginning."""
     shown: set[str] = field(default_factory=set)
@@ -67,7 +67,7 @@ class Reconciler:
         cache: Cache,
         *,
         observer: Observer,
-        applier: Applier,
+        executor: Executor,
         may_write: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,8 +75,7 @@ class Reconciler:
         self._kube = kube
         self._cache = cache
         self._observer = observer
-        self._applier = applier
-        self._enforcer = Enforcer(applier)
+        self._executor = executor
         self._may_write = may_write
         self._clock = clock
         self._autoscalers = Autoscalers(kube)
@@ -111,33 +110,29 @@ class Reconciler:
         target = resolution.target
         await self._observer.poll(target, awaiting_ack=state.waiting)
         now = self._clock()
-        written, failure = await self._read_policy(target, now)
-        autoscaler = await self._autoscaler(target, access, now)
+        known, failure = await self._known(target, document, access, now)
         observation = observe(
             target,
             self._observer,
             self._traffic_window(state, target.slo),
-            Known(written, _recommended(document, target.slo), autoscaler),
+            known,
             stale_after=self._settings.stale_after,
             now=now,
         )
-        wanted = plan(observation.snapshot, target.slo, state.memory, now, self._settings.drain_budget)
-        state.memory = wanted.memory
-        outcome = await self._enforcer.carry_out(
-            target, observation, wanted, state.progress, access, failure=failure, now=now
-        )
+        planned = plan(observation.snapshot, target.slo, state.memory, now, self._settings.drain_budget)
+        state.memory = planned.memory
+        outcome = await self._executor.execute(planned.actions, target, known.policy, state.touches, now)
+        policy = outcome.policy
         state.waiting = outcome.again < self._settings.interval
-        state.cordoned = target if outcome.policy is not None and outcome.policy.cordoned else None
-        if target.slo.mode is Mode.RECOMMEND:
-            outcome.decisions += _recommendations(wanted, document)
-        planned = [
-            _about_scaling(known, target.slo, outcome.refused, access) if known.type == "ScalingActive" else known
-            for known in wanted.conditions
-        ]
-        conditions = [resolution.accepted, resolution.resolved, *planned, outcome.applied]
+        state.cordoned = target if policy is not None and policy.cordoned else None
+        applied = knobs_applied(
+            target.slo, policy, observation, failure or outcome.failure, state.revision.waited(policy, now)
+        )
+        told = [_refused_scaling(condition, outcome.refused) for condition in planned.conditions]
+        conditions = [resolution.accepted, resolution.resolved, *told, applied]
         if now - state.began < target.slo.window + self._settings.interval:
             conditions = status.keep_while_warming(conditions, document.get("status") or {}, target.slo.generation)
-        figures = self._figures(target, observation, wanted, outcome.policy, document, state)
+        figures = self._figures(target, observation, planned, policy, document, state)
         await self._report(document, state, access, target.slo, conditions, figures, outcome.decisions)
         return min(self._settings.interval, outcome.again)
 
@@ -148,13 +143,29 @@ class Reconciler:
             state.began = self._clock()
         return traffic
 
-    async def _read_policy(self, target: ResolvedTarget, now: float) -> tuple[Policy | None, KubeError | None]:
+    async def _known(
+        self, target: ResolvedTarget, document: Mapping[str, Any], access: Access, now: float
+    ) -> tuple[Known, KubeError | None]:
+        """What the cluster says besides the pods, and why the policy could not be read."""
+        policy: Policy | None = None
+        failure: KubeError | None = None
         try:
-            return (await self._applier.config_map(target, now)).policy(target.slo.name), None
+            policy = (await self._executor.policy_map(target, now)).policy(target.slo.name)
         except KubeError as error:
             if error.transient:
                 raise
-            return None, error
+            failure = error
+        desired = (document.get("status") or {}).get("desired")
+        recommended = desired if target.slo.mode is Mode.RECOMMEND and desired else None
+        known = Known(
+            policy=policy,
+            policy_readable=failure is None,
+            recommended=_knobs(recommended) if recommended is not None else None,
+            recommended_replicas=recommended.get("replicas") if recommended is not None else None,
+            autoscaler=await self._autoscaler(target, access, now),
+            missing_scaling_rights=tuple(map(str, access.lacks(target.slo.namespace, "ScalingActive"))),
+        )
+        return known, failure
 
     async def _autoscaler(self, target: ResolvedTarget, access: Access, now: float) -> str | None:
         if target.slo.bounds.replicas is None or not access.may(
@@ -167,7 +178,7 @@ class Reconciler:
         self,
         target: ResolvedTarget,
         observation: Observation,
-        wanted: Plan,
+        planned: Plan,
         policy: Policy | None,
         document: Mapping[str, Any],
         state: ObjectState,
@@ -176,7 +187,7 @@ class Reconciler:
         before = document.get("status") or {}
         warm = self._clock() - state.began >= slo.window
         managed = slo.bounds.replicas is not None and snapshot.foreign_autoscaler is None
-        replicas = wanted.replicas
+        replicas = planned.replicas
         if not warm:  # what was wanted before outweighs what is not known yet
             replicas = max(replicas or 0, (before.get("desired") or {}).get("replicas") or 0)
         return StatusFigures(
@@ -184,7 +195,7 @@ class Reconciler:
             ready=len(snapshot.serving),
             traffic=snapshot.traffic,
             whole=warm,
-            desired=None if slo.mode is Mode.OBSERVE else wanted.knobs,
+            desired=None if slo.mode is Mode.OBSERVE else planned.knobs,
             desired_replicas=replicas if managed else None,
             applied=policy.knobs if policy is not None else None,
             applied_replicas=snapshot.scale,
@@ -250,50 +261,19 @@ class Reconciler:
         """
         self._hide(key, state)
         if state.cordoned is not None:
-            now = self._clock()
-            policy = (await self._applier.config_map(state.cordoned, now)).policy(key[1])
-            if policy is not None and policy.cordoned:
-                await self._applier.write_policy(state.cordoned, policy.knobs, (), above=policy.revision, now=now)
-                await self._applier.mark(state.cordoned.runtimes, frozenset())
+            await self._executor.uncordon(state.cordoned, self._clock())
 
 
-def _recommended(document: Mapping[str, Any], slo: ServingSLO) -> Knobs | None:
+def _knobs(desired: Mapping[str, Any]) -> Knobs:
     """What was recommended last, read back from the status, so that a restart recommends the same."""
-    desired = (document.get("status") or {}).get("desired")
-    if slo.mode is not Mode.RECOMMEND or not desired:
-        return None
     return Knobs(desired.get("maxNumSeqs"), desired.get("prefillTokenBudget"))
 
 
-def _recommendations(wanted: Plan, document: Mapping[str, Any]) -> list[Decision]:
-    """What is recommended now and was not before."""
-    before = (document.get("status") or {}).get("desired") or {}
-    made = [
-        Decision("SetKnobs", "KnobsRecommended", action.message)
-        for action in wanted.actions
-        if isinstance(action, SetKnobs)
-    ]
-    if not wanted.held and wanted.replicas not in (None, before.get("replicas")):
-        made.append(Decision("Scale", "ReplicasRecommended", f"{wanted.replicas} replicas: {wanted.replicas_message}"))
-    return made
-
-
-def _about_scaling(condition: Condition, slo: ServingSLO, refused: KubeError | None, access: Access) -> Condition:
-    """ScalingActive, knowing also what may be and was carried out."""
-    if not condition.status:
+def _refused_scaling(condition: Condition, refused: KubeError | None) -> Condition:
+    """ScalingActive, knowing also what came of it; any other condition as it is."""
+    if condition.type != "ScalingActive" or not condition.status or refused is None:
         return condition
-    lacking = ", ".join(scaling_rights(access, slo))
-    if paused(slo):
-        return Condition(condition.type, False, "Paused", "the object is paused: replicas stay as they are")
-    if slo.mode is not Mode.ENFORCE:
-        return Condition(
-            condition.type, False, "NotEnforced", f"spec.mode is {slo.mode.value}: replicas stay as they are"
-        )
-    if lacking:
-        return Condition(condition.type, False, "Forbidden", f"the operator's account may not {lacking}: grant it")
-    if refused is not None:
-        return Condition(condition.type, False, "Refused", f"the scale could not be set: {refused.message}")
-    return condition
+    return Condition(condition.type, False, "Refused", f"the scale could not be set: {refused.message}")
 
 
 def _as_asked(slo: ServingSLO | None) -> Condition:

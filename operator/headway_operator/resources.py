@@ -17,6 +17,9 @@ from headway_core.contract.kubernetes import (
 )
 from headway_core.planning.snapshot import Phase
 
+DELETION_COST = "-1000"
+"""Of a replica to be given up: any other has 0."""
+
 _HOPELESS = frozenset(
     (
         *("CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"),
@@ -41,8 +44,8 @@ class Pod:
     note: str = ""
     touched: str = ""
     """Value of the policy annotation."""
-    cost: str = ""
-    """Value of the deletion cost."""
+    marked: bool = False
+    """Carries the deletion cost that the operator sets, no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def pod_of(document: Mapping[str, Any]) -> Pod | None:
         phase=phase,
         note=note,
         touched=annotations.get(ANNOTATION_POLICY_TOUCH, ""),
-        cost=annotations.get(ANNOTATION_DELETION_COST, ""),
+        marked=annotations.get(ANNOTATION_DELETION_COST) == DELETION_COST,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway_core.contract.kubernetes import LABEL_RUNTIME, policy_config_map
+from headway_core.contract.policy import Endpoint
 from headway_core.errors import SpecError
 from headway_core.planning.conditions import Condition
 from headway_core.slo import ServingSLO
@@ -32,6 +33,12 @@ class ResolvedTarget:
     def config_map(self) -> str:
         """Name of the ConfigMap that carries its policy."""
         return policy_config_map(self.gateway)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where its replicas are reached: the headless Service in front of all of them."""
+        slo = self.slo
+        return Endpoint(f"{slo.service_name}.{slo.namespace}.svc", slo.service_port, self.service.control_port)
 
 
 @dataclass(frozen=True, slots=True)

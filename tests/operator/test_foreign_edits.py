@@ -1,4 +1,4 @@
-"""Everything that the operator writes is repaired by the next reconciliation after somebody else changed it; then nothing
+"""What the operator has written and somebody else changed is repaired by the next reconciliation, after which nothing
 more is written."""
 
 import dataclasses
@@ -20,8 +20,8 @@ from headway_core.contract.reports import (
 )
 from headway_core.errors import DocumentError
 from headway_operator.access import Access
-from headway_operator.apply import Applier
 from headway_operator.cache import Cache
+from headway_operator.executor import Executor
 from headway_operator.kube import Kube
 from headway_operator.observe import ReceivedReport
 from headway_operator.reconcile import ObjectState, Reconciler
@@ -174,7 +174,7 @@ async def fleet(api_server):
         kube,
         made.cache,
         observer=made,
-        applier=Applier(kube, lambda: True),
+        executor=Executor(kube, lambda: True),
         may_write=lambda: True,
         clock=lambda: made.now,
     )

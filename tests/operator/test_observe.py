@@ -132,7 +132,7 @@ async def test_a_window_shorter_than_the_age_of_a_shared_reading_still_has_its_t
     now = [0.0]
     observer = Observer(Settings(interval=5.0), clock=lambda: now[0])
     gateway = await pods("g", COUNTS)
-    traffic, known = TrafficWindow("rt", 1.0), Known(None, None, None)
+    traffic, known = TrafficWindow("rt", 1.0), Known()
     for at in (0.0, 5.0, 8.9):  # the last poll finds the answer of 3.9 s before
         now[0] = at
         await observer.poll(target([], [gateway]))
@@ -149,7 +149,7 @@ async def test_the_snapshot_knows_who_is_silent_and_what_is_in_flight(pods, obse
     )
     whole, partly = target([runtime, silent], [gateway]), target([runtime, silent], [gateway, deaf])
     await observer.poll(partly)
-    now, known = time.monotonic(), Known(None, None, None)
+    now, known = time.monotonic(), Known()
     seen = observe(whole, observer, TrafficWindow("rt", 60.0), known, stale_after=15.0, now=now).snapshot
     assert ([replica.name for replica in seen.fresh], len(seen.serving), seen.in_flight) == (["a"], 2, {"a": 2})
     seen = observe(partly, observer, TrafficWindow("rt", 60.0), known, stale_after=15.0, now=now).snapshot

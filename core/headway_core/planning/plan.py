@@ -1,5 +1,8 @@
 """One decision: a snapshot and the object in, actions with reasons and conditions out. Nothing here acts.
 
+`Plan.actions` is all that is to be done, in order: mode, pause and missing rights are taken into account here. What is
+written is compared with what is wanted each time, so that an edit by somebody else is undone by the next plan.
+
 Order of the actuators: **knobs first**, and only one of the two moves in a window (`spec.evaluation.window`): after
 knobs moved, replicas wait a window to see what the knobs gave, and the other way round; when both want to move again,
 the one that moved less recently goes first. The steps of one scale-down (cordon, drain, scale) are one move. An
@@ -10,17 +13,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from headway_core.contract.policy import Knobs
+from headway_core.contract.kubernetes import ANNOTATION_PAUSED
+from headway_core.contract.policy import Knobs, Policy
 from headway_core.planning.conditions import Condition, feasible, metrics_available, slo_met, within_bounds
 from headway_core.planning.knobs import KnobMemory, KnobPlan, estimate, settle
+from headway_core.planning.policy_document import policy_document, says_the_same
 from headway_core.planning.scaling import DRAIN_BUDGET, DesiredReplicas, ScaleMemory, desired_replicas, retire
-from headway_core.planning.snapshot import Snapshot
+from headway_core.planning.snapshot import Phase, Snapshot
 from headway_core.slo import Mode, ServingSLO
 
 
 @dataclass(frozen=True, slots=True)
 class SetKnobs:
-    """Write these knobs into the policy."""
+    """A change of the policy: these knobs."""
 
     knobs: Knobs
     reason: str
@@ -29,12 +34,38 @@ class SetKnobs:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """Write exactly these replica names as cordoned into the policy; names that are no longer in it get requests
+    """A change of the policy: exactly these replicas are cordoned. Replicas that are no longer among them get requests
     again."""
 
     replicas: tuple[str, ...]
     reason: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class WritePolicy:
+    """Write this policy, then have every ready pod read it.
+
+    `policy.revision` is the least that it may have: a policy for the same pool that is found with a higher one raises
+    it. `changes` say what was decided; they are empty where the object changed, or somebody else's edit is undone.
+    """
+
+    policy: Policy
+    changes: tuple[SetKnobs | Cordon, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TouchPods:
+    """Have these pods read the policy that is written: they have not acknowledged it."""
+
+    pods: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MarkVictims:
+    """Put the deletion cost on exactly these replicas, and take it away from any other."""
+
+    victims: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +78,16 @@ class Scale:
     message: str
 
 
-Action = SetKnobs | Cordon | Scale
+@dataclass(frozen=True, slots=True)
+class Recommend:
+    """Tell what would be done if the mode were Enforce; `action` is its kind. Nothing is written."""
+
+    action: str
+    reason: str
+    message: str
+
+
+Action = WritePolicy | TouchPods | Scale | MarkVictims | Recommend
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +103,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What should be so, what to do about it now, and what can be said."""
+    """The knobs and replicas wanted, what to do now, and what can be said. `actions` alone are executed."""
 
     knobs: Knobs
     replicas: int | None
@@ -103,12 +143,18 @@ def plan(snapshot: Snapshot, slo: ServingSLO, memory: Memory, now: float, drain_
             message=f"{desired.message}; knobs first, replicas move a window of {slo.window:.0f}s later",
         )
     met = slo_met(snapshot, slo, memory.judged)
-    actions: list[Action] = []
-    if knobs.knobs != current:
-        actions.append(SetKnobs(knobs.knobs, "KnobsChanged", knobs.message))
+    set_knobs = SetKnobs(knobs.knobs, "KnobsChanged", knobs.message) if knobs.knobs != current else None
+    cordon: Cordon | None = None
+    scale: Scale | None = None
     if desired.replicas is not None or not active.status:  # else frozen: a scale-down under way stays where it is
-        scale_actions, scaling = _scale_actions(snapshot, desired, scaling, now, drain_budget)
-        actions += scale_actions
+        cordon, scale, scaling = _scale_changes(snapshot, desired, scaling, now, drain_budget)
+    actions = _recommendations(snapshot, set_knobs, desired) if slo.mode is Mode.RECOMMEND else []
+    kept = _kept_from_scaling(snapshot, slo)
+    if snapshot.policy_readable and not paused(slo):
+        policy, changes = _wanted_policy(snapshot, slo, set_knobs, cordon)
+        actions += _policy_actions(snapshot, policy, changes)
+        if kept is None:
+            actions += _replica_actions(snapshot, policy, scale)
     return Plan(
         knobs=knobs.knobs,
         replicas=desired.replicas if desired.replicas is not None else snapshot.scale,
@@ -120,7 +166,7 @@ def plan(snapshot: Snapshot, slo: ServingSLO, memory: Memory, now: float, drain_
             feasible(knobs),
             within_bounds(knobs, slo, desired.unbounded),
             met,
-            active,
+            kept if active.status and kept is not None else active,
         ),
         knob_plan=knobs,
         memory=Memory(knobs.memory, scaling, judged=met.status is not None),
@@ -149,6 +195,75 @@ def scaling_active(snapshot: Snapshot, slo: ServingSLO) -> Condition:
     return Condition("ScalingActive", True, "Scaling", "replicas follow the load within spec.bounds.replicas")
 
 
+def paused(slo: ServingSLO) -> bool:
+    """Whether somebody asked for nothing to be applied."""
+    return slo.annotations.get(ANNOTATION_PAUSED, "").lower() == "true"
+
+
+def _kept_from_scaling(snapshot: Snapshot, slo: ServingSLO) -> Condition | None:
+    """ScalingActive when replicas may not be touched, whatever the load asks for; None when they may."""
+    if paused(slo):
+        return Condition("ScalingActive", False, "Paused", "the object is paused: replicas stay as they are")
+    if slo.mode is not Mode.ENFORCE:
+        return Condition(
+            "ScalingActive", False, "NotEnforced", f"spec.mode is {slo.mode.value}: replicas stay as they are"
+        )
+    if snapshot.missing_scaling_rights:
+        rights = ", ".join(snapshot.missing_scaling_rights)
+        return Condition("ScalingActive", False, "Forbidden", f"the operator's account may not {rights}: grant it")
+    return None
+
+
+def _recommendations(snapshot: Snapshot, set_knobs: SetKnobs | None, desired: DesiredReplicas) -> list[Action]:
+    """What is recommended now and was not before."""
+    made: list[Action] = []
+    if set_knobs is not None:
+        made.append(Recommend("SetKnobs", "KnobsRecommended", set_knobs.message))
+    if desired.replicas not in (None, snapshot.recommended_replicas):
+        message = f"{desired.replicas} replicas: {desired.message}"
+        made.append(Recommend("Scale", "ReplicasRecommended", message))
+    return made
+
+
+def _wanted_policy(
+    snapshot: Snapshot, slo: ServingSLO, set_knobs: SetKnobs | None, cordon: Cordon | None
+) -> tuple[Policy, tuple[SetKnobs | Cordon, ...]]:
+    """The policy that should be written, and what was decided to change in it. Unless enforced, its knobs stay and
+    nobody is cordoned."""
+    before = snapshot.policy
+    knobs = before.knobs if before is not None else Knobs()
+    if slo.mode is not Mode.ENFORCE:
+        return policy_document(slo, snapshot.endpoints, knobs, revision=1), ()
+    cordoned = before.cordoned if before is not None else ()
+    policy = policy_document(
+        slo,
+        snapshot.endpoints,
+        set_knobs.knobs if set_knobs is not None else knobs,
+        cordon.replicas if cordon is not None else cordoned,
+        revision=1,
+    )
+    return policy, tuple(change for change in (set_knobs, cordon) if change is not None)
+
+
+def _policy_actions(snapshot: Snapshot, policy: Policy, changes: tuple[SetKnobs | Cordon, ...]) -> list[Action]:
+    """Writes the policy when it says something new, or when a pod knows a higher revision, so would not read this
+    one."""
+    before = snapshot.policy
+    revision = before.revision if before is not None else 0
+    outvoted = before is not None and snapshot.highest_revision > revision
+    if outvoted or not says_the_same(before, policy):
+        return [WritePolicy(replace(policy, revision=1 + max(revision, snapshot.highest_revision)), changes)]
+    return [TouchPods(snapshot.unaware)] if snapshot.unaware else []
+
+
+def _replica_actions(snapshot: Snapshot, policy: Policy, scale: Scale | None) -> list[Action]:
+    """The scale, or else no deletion cost on a replica that is to stay."""
+    if scale is not None:
+        return [scale]
+    marked = any(replica.marked and replica.phase is not Phase.LEAVING for replica in snapshot.replicas)
+    return [MarkVictims(())] if marked and not policy.cordoned else []
+
+
 def _knobs_may_move(memory: Memory, slo: ServingSLO, wants_replicas: bool, now: float) -> bool:
     """Knobs first, unless replicas moved within the window, or knobs moved last and replicas are waiting to move."""
     knobs_at, replicas_at = memory.knobs.moved_at, memory.scaling.moved_at
@@ -170,12 +285,12 @@ def _underway(snapshot: Snapshot, memory: ScaleMemory, desired: DesiredReplicas)
     return desired.replicas == memory.decided and snapshot.policy is not None and bool(snapshot.policy.cordoned)
 
 
-def _scale_actions(
+def _scale_changes(
     snapshot: Snapshot, desired: DesiredReplicas, memory: ScaleMemory, now: float, drain_budget: float
-) -> tuple[list[Action], ScaleMemory]:
+) -> tuple[Cordon | None, Scale | None, ScaleMemory]:
     scale = snapshot.scale
     if scale is None:
-        return [], memory
+        return None, None, memory
     target = desired.replicas if desired.replicas is not None else scale
     if target == scale:
         memory = replace(memory, decided=None)
@@ -183,13 +298,13 @@ def _scale_actions(
         memory = replace(memory, decided=target, moved_at=now)
     retirement, memory = retire(snapshot, target, memory, now, drain_budget)
     before = tuple(sorted(snapshot.policy.cordoned)) if snapshot.policy else ()
-    actions: list[Action] = []
+    cordon: Cordon | None = None
     if retirement.cordoned != before:
         reason = "Cordoned" if set(retirement.cordoned) - set(before) else "Uncordoned"
-        actions.append(Cordon(retirement.cordoned, reason, f"{desired.message}: {retirement.message}"))
+        cordon = Cordon(retirement.cordoned, reason, f"{desired.message}: {retirement.message}")
     if target > scale:
-        actions.append(Scale(target, (), "ScaledUp", f"{scale} → {target} replicas: {desired.message}"))
-    elif target < scale and retirement.ready:
+        return cordon, Scale(target, (), "ScaledUp", f"{scale} → {target} replicas: {desired.message}"), memory
+    if target < scale and retirement.ready:
         message = f"{scale} → {target} replicas: {desired.message}; {retirement.message}"
-        actions.append(Scale(target, retirement.victims, "ScaledDown", message))
-    return actions, memory
+        return cordon, Scale(target, retirement.victims, "ScaledDown", message), memory
+    return cordon, None, memory

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from headway_core.contract.policy import Knobs, Policy
+from headway_core.contract.policy import Endpoint, Knobs, Policy
 from headway_core.contract.reports import ReplicaState, RuntimeReport
 from headway_core.histogram import LogHistogram
 
@@ -38,7 +38,7 @@ class ObservedReplica:
     note: str = ""
     """What its supervisor says about it, for people: ``CrashLoopBackOff``."""
     marked: bool = False
-    """Carries the deletion cost of a scale-down."""
+    """Carries the deletion cost that a scale-down puts on its victims."""
 
     @property
     def serves(self) -> bool:
@@ -115,8 +115,17 @@ class Snapshot:
     """A rollout is under way: old and new replicas stand side by side."""
     policy: Policy | None = None
     """The policy written last, whoever wrote it."""
+    policy_readable: bool = True
+    """False: it could not be read, so nothing is written over it and nothing is scaled."""
+    endpoints: tuple[Endpoint, ...] = ()
+    """Where the pool's replicas are reached, as the policy must say."""
+    highest_revision: int = 0
+    """The highest revision for the pool that any pod has in force, whoever wrote it; 0: none."""
+    unaware: tuple[str, ...] = ()
+    """Ready pods, runtimes and gateways, that have not acknowledged `policy`."""
     recommended: Knobs | None = None
     """What was recommended last, where nothing is enforced."""
+    recommended_replicas: int | None = None
     traffic: Traffic | None = None
     """None until gateways were read twice."""
     gateways: int = 0
@@ -127,6 +136,8 @@ class Snapshot:
     """A gateway's rate rule says that TTFT will break although no queue shows yet."""
     foreign_autoscaler: str | None = None
     """Name of somebody else's autoscaler on the target."""
+    missing_scaling_rights: tuple[str, ...] = ()
+    """With one of them missing nothing is scaled, since a foreign autoscaler may be unseen."""
     stale_after: float = 15.0
 
     @property

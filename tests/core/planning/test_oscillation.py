@@ -10,7 +10,7 @@ import pytest
 from headway_core.contract.policy import Knobs
 from headway_core.contract.reports import ClassReport, GatewayReport, PoolReport, ReplicaState
 from headway_core.planning.capacity import Targets, Workload, solve
-from headway_core.planning.plan import Cordon, Memory, Scale, SetKnobs, plan
+from headway_core.planning.plan import Memory, Scale, SetKnobs, WritePolicy, plan
 from headway_core.planning.snapshot import Phase, Snapshot
 from headway_core.planning.traffic_window import TrafficWindow
 
@@ -75,11 +75,9 @@ class Fleet:
 
     def apply(self, decision, now):
         for action in decision.actions:
-            if isinstance(action, SetKnobs):
-                self.knob_moves.append(now)
-                self.policy = dataclasses.replace(self.policy, knobs=action.knobs)
-            elif isinstance(action, Cordon):
-                self.policy = dataclasses.replace(self.policy, cordoned=action.replicas)
+            if isinstance(action, WritePolicy):
+                self.knob_moves += [now for change in action.changes if isinstance(change, SetKnobs)]
+                self.policy = action.policy
             elif isinstance(action, Scale):
                 for name in action.victims:
                     del self.pods[name]

@@ -4,14 +4,29 @@ import pytest
 from headway_core.contract.policy import Knobs
 from headway_core.planning.capacity import Targets, Workload, solve
 from headway_core.planning.knobs import KnobMemory, plan_knobs
-from headway_core.planning.plan import Cordon, Memory, Scale, SetKnobs, plan
+from headway_core.planning.plan import (
+    Cordon,
+    MarkVictims,
+    Memory,
+    Recommend,
+    Scale,
+    SetKnobs,
+    TouchPods,
+    WritePolicy,
+    plan,
+)
 from headway_core.planning.snapshot import ClassTraffic, Demand, Phase, Traffic
 
 WINDOW = 60.0
 
 
+def changes(decision):
+    """What was decided to change in the policy."""
+    return [change for action in decision.actions if isinstance(action, WritePolicy) for change in action.changes]
+
+
 def of_kind(decision, kind):
-    return [action for action in decision.actions if isinstance(action, kind)]
+    return [found for found in (*decision.actions, *changes(decision)) if isinstance(found, kind)]
 
 
 def condition(decision, kind):
@@ -330,8 +345,10 @@ class TestScaleDown:
             best.rate * 1.5, replicas=pods, scale=3, policy=tuned(slo), in_flight={"middling": 2, "busy": 5}
         )
         decision = settled(snapshot, slo)
-        (cordon,) = decision.actions
+        (write,) = decision.actions
+        (cordon,) = write.changes
         assert isinstance(cordon, Cordon)
+        assert write.policy.cordoned == cordon.replicas
         assert cordon.replicas == ("idle",)
         after = dataclasses.replace(snapshot, policy=tuned(slo, cordon.replicas))
         (scale,) = plan(after, slo, decision.memory, 405.0).actions
@@ -362,7 +379,8 @@ class TestScaleDown:
         slo = make.slo()
         memory = settled(make.snapshot(best.rate * 0.5, policy=tuned(slo)), slo).memory
         decision = plan(make.snapshot(best.rate * 1.8, policy=tuned(slo, ["pod-1"])), slo, memory, 405.0)
-        assert decision.actions == (Cordon((), "Uncordoned", decision.actions[0].message),)
+        (write,) = decision.actions
+        assert (write.policy.cordoned, write.changes) == ((), (Cordon((), "Uncordoned", write.changes[0].message),))
 
     def test_unready_pods_go_first_and_need_no_cordon(self, make, best, tuned):
         slo = make.slo()
@@ -377,7 +395,7 @@ class TestScaleDown:
         leaving = (*make.pods(2), make.replica("pod-2", Phase.LEAVING))
         assert plan(dataclasses.replace(snapshot, replicas=leaving), slo, Memory(), 5.0).actions == ()
         (gone,) = plan(dataclasses.replace(snapshot, replicas=make.pods(2)), slo, Memory(), 10.0).actions
-        assert gone.replicas == ()
+        assert (gone.policy.cordoned, [change.replicas for change in gone.changes]) == ((), [()])
 
     def test_a_rollout_is_neither_cordoned_nor_shrunk(self, make, best, tuned):
         slo = make.slo()
@@ -405,6 +423,86 @@ class TestScaleDown:
         memory = settled(make.snapshot(best.rate * 0.5, policy=tuned(slo)), slo).memory
         silent = make.snapshot(0, policy=tuned(slo, ["pod-1"]), traffic=None, gateways_reporting=0)
         assert plan(silent, slo, memory, 405.0).actions == ()
+
+
+class TestActions:
+    """What is written is compared with what is wanted, and mode, pause and rights say what of it is done."""
+
+    def settled_snapshot(self, make, best, tuned, slo, **changes):
+        return make.snapshot(best.rate, policy=tuned(slo), **changes)
+
+    def test_a_first_policy_is_written_in_every_mode_and_turns_no_knob_unless_enforced(self, make, best):
+        for mode, turned in [("Observe", False), ("Recommend", False), ("Enforce", True)]:
+            slo = make.slo(mode=mode)
+            (write,) = (
+                action
+                for action in plan(make.snapshot(best.rate), slo, Memory(), 0.0).actions
+                if isinstance(action, WritePolicy)
+            )
+            assert (write.policy.knobs != Knobs(), bool(write.changes)) == (turned, turned)
+            assert (write.policy.classes, write.policy.slo_uid, write.policy.revision) == (slo.classes, "u-1", 1)
+
+    @pytest.mark.parametrize("edit", [{"window": 7.0}, {"slo_uid": "other"}, {"min_samples": 1}])
+    def test_an_edit_of_what_was_decided_nowhere_is_undone_without_a_word(self, make, best, tuned, edit):
+        slo = make.slo()
+        edited = dataclasses.replace(tuned(slo), revision=5, **edit)
+        (write,) = plan(make.snapshot(best.rate, policy=edited), slo, Memory(), 0.0).actions
+        assert (write.policy, write.changes) == (dataclasses.replace(tuned(slo), revision=6), ())
+
+    def test_another_generation_alone_is_not_written(self, make, best, tuned):
+        slo = make.slo(generation=2)
+        known = dataclasses.replace(tuned(slo), generation=1)
+        assert plan(make.snapshot(best.rate, policy=known), slo, Memory(), 0.0).actions == ()
+
+    def test_a_revision_that_pods_would_not_read_is_raised_above_theirs(self, make, best, tuned):
+        slo = make.slo()
+        (write,) = plan(make.snapshot(best.rate, policy=tuned(slo), highest_revision=9), slo, Memory(), 0.0).actions
+        assert write.policy == dataclasses.replace(tuned(slo), revision=10)
+
+    def test_pods_that_have_not_read_it_are_touched(self, make, best, tuned):
+        slo = make.slo()
+        snapshot = self.settled_snapshot(make, best, tuned, slo, unaware=("pod-1", "gateway-0"))
+        assert plan(snapshot, slo, Memory(), 0.0).actions == (TouchPods(("pod-1", "gateway-0")),)
+
+    def test_a_mark_goes_unless_somebody_is_cordoned_or_it_leaves(self, make, best, tuned):
+        slo = make.slo()
+        marked = tuple(dataclasses.replace(known, marked=True) for known in make.pods(2))
+        snapshot = self.settled_snapshot(make, best, tuned, slo, replicas=marked)
+        assert plan(snapshot, slo, Memory(), 0.0).actions == (MarkVictims(()),)
+        leaving = tuple(dataclasses.replace(known, phase=Phase.LEAVING) for known in marked)
+        assert plan(dataclasses.replace(snapshot, replicas=leaving), slo, Memory(), 0.0).actions == ()
+
+    @pytest.mark.parametrize("why", ["Paused", "NotEnforced", "Forbidden", "unreadable"])
+    def test_what_keeps_replicas_from_being_scaled_is_told_and_kept_out_of_the_actions(self, make, best, tuned, why):
+        slo = make.slo(**{"mode": "Recommend"} if why == "NotEnforced" else {})
+        if why == "Paused":
+            slo = dataclasses.replace(slo, annotations={"headway.dev/paused": "true"})
+        snapshot = make.snapshot(
+            best.rate * 6.5,
+            policy=tuned(slo),
+            missing_scaling_rights=("patch deployments/scale.apps",) if why == "Forbidden" else (),
+            policy_readable=why != "unreadable",
+        )
+        decision = plan(snapshot, slo, Memory(), 0.0)
+        assert of_kind(decision, Scale) == []
+        assert decision.replicas == 7, "what is wanted is known all the same"
+        active = condition(decision, "ScalingActive")
+        assert active.reason == ("Scaling" if why == "unreadable" else why)
+
+    def test_nothing_is_written_while_paused_or_while_the_policy_cannot_be_read(self, make, best):
+        slo = make.slo()
+        paused = dataclasses.replace(slo, annotations={"headway.dev/paused": "true"})
+        snapshot = make.snapshot(best.rate * 6.5, unaware=("pod-0",))
+        assert plan(snapshot, paused, Memory(), 0.0).actions == ()
+        assert plan(dataclasses.replace(snapshot, policy_readable=False), slo, Memory(), 0.0).actions == ()
+
+    def test_a_recommendation_is_told_once(self, make, best, tuned):
+        slo = make.slo(mode="Recommend")
+        snapshot = make.snapshot(best.rate * 5.5, policy=make.policy(slo))
+        first = plan(snapshot, slo, Memory(), 0.0)
+        assert [action.reason for action in of_kind(first, Recommend)] == ["KnobsRecommended", "ReplicasRecommended"]
+        told = dataclasses.replace(snapshot, recommended=first.knobs, recommended_replicas=first.replicas)
+        assert plan(told, slo, first.memory, 5.0).actions == ()
 
 
 class TestPromise:

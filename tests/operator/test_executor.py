@@ -6,8 +6,9 @@ import asyncio
 import pytest
 from headway_core.contract.documents import load_policy
 from headway_core.contract.policy import Knobs
+from headway_core.planning.policy_document import policy_document
 from headway_core.slo_parser import parse_slo
-from headway_operator.apply import Applier, NotLeading
+from headway_operator.executor import Executor, NotLeading
 from headway_operator.kube import Kube
 from headway_operator.resources import Deployment, Service
 from headway_operator.targets import ResolvedTarget
@@ -32,6 +33,10 @@ def target(name):
     )
 
 
+def policy(of, sequences):
+    return policy_document(of.slo, (of.endpoint,), Knobs(sequences), revision=1)
+
+
 def config_map(version, **data):
     return {"metadata": {"name": "gw-policy", "namespace": "ns", "resourceVersion": version}, "data": data}
 
@@ -52,29 +57,28 @@ def counted(api_server):
 
 
 async def test_fifty_objects_behind_one_gateway_read_once_and_never_refuse_each_other(kube, api_server):
-    applier = Applier(kube, lambda: True)
+    executor = Executor(kube, lambda: True)
     targets = [target(f"slo-{number}") for number in range(50)]
-    await asyncio.gather(*(applier.config_map(each, 1.0) for each in targets))
-    await asyncio.gather(*(applier.write_policy(each, Knobs(8), (), above=0, now=1.0) for each in targets))
+    await asyncio.gather(*(executor.policy_map(each, 1.0) for each in targets))
+    await asyncio.gather(*(executor.write_policy(each, policy(each, 8), 1.0) for each in targets))
     assert counted(api_server) == {"GET": 1, "PATCH": 50}
     assert len(api_server.config_maps["gw-policy"]["data"]) == 50
-    assert (await applier.config_map(targets[7], 2.0)).policy("slo-7").knobs == Knobs(8)
+    assert (await executor.policy_map(targets[7], 2.0)).policy("slo-7").knobs == Knobs(8)
 
 
 async def test_what_somebody_else_wrote_meanwhile_is_read_and_outvoted(kube, api_server):
-    applier = Applier(kube, lambda: True)
+    executor = Executor(kube, lambda: True)
     mine = target("a")
-    await applier.write_policy(mine, Knobs(8), (), above=0, now=1.0)
-    written = api_server.config_maps["gw-policy"]
-    higher = written["data"]["a.json"].replace('"revision":1', '"revision":41')
+    await executor.write_policy(mine, policy(mine, 8), 1.0)
+    higher = api_server.config_maps["gw-policy"]["data"]["a.json"].replace('"revision":1', '"revision":41')
     api_server.config_maps["gw-policy"] = config_map("changed", **{"theirs.json": higher})
-    policy = await applier.write_policy(mine, Knobs(9), (), above=0, now=2.0)
-    assert policy.revision == 42
-    assert load_policy(api_server.config_maps["gw-policy"]["data"]["a.json"]) == policy
+    written = await executor.write_policy(mine, policy(mine, 9), 2.0)
+    assert written.revision == 42
+    assert load_policy(api_server.config_maps["gw-policy"]["data"]["a.json"]) == written
     assert counted(api_server) == {"GET": 2, "PATCH": 3}
 
 
 async def test_nothing_is_written_without_the_lease(kube, api_server):
     with pytest.raises(NotLeading):
-        await Applier(kube, lambda: False).write_policy(target("a"), Knobs(8), (), above=0, now=1.0)
+        await Executor(kube, lambda: False).write_policy(target("a"), policy(target("a"), 8), 1.0)
     assert counted(api_server)["PATCH"] == 0
