@@ -6,14 +6,15 @@ import asyncio
 import logging
 import resource
 import sys
+from typing import TYPE_CHECKING
 
-import uvloop
 from headway_core.errors import HeadwayError
 
-from headway_gateway.app import Gateway
 from headway_gateway.keys import hash_key
-from headway_gateway.server import PortTaken, serve
-from headway_gateway.settings import Settings, parse
+from headway_gateway.settings import parse
+
+if TYPE_CHECKING:
+    from headway_gateway.app import Gateway
 
 log = logging.getLogger("headway.gateway")
 
@@ -25,23 +26,26 @@ def main() -> int:
     if arguments[:1] == ["hash-key"]:
         return hash_key(arguments[1:])
     settings = parse(arguments)
-    # Imported late: --help and a wrong command line answer at once, without loading a web framework first.
+    # Imported late: --help and errors in the command line do not wait for a web framework to load.
+    import uvloop  # noqa: PLC0415
+
+    from headway_gateway.server import PortTaken, serve  # noqa: PLC0415
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # Its warnings are one line for each malformed request: anybody could fill the log.
+    # It warns of each malformed request: any client could fill the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     _raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(settings, _say_started))
+            runner.run(serve(settings, _log_start))
     except (PortTaken, HeadwayError, OSError) as error:
         sys.stderr.write(f"headway-gateway: {error}\n")
         return 1
     return 0
 
 
-def _say_started(gateway: Gateway, port: int, control_port: int) -> None:
-    settings: Settings = gateway.settings
+def _log_start(gateway: Gateway, port: int, control_port: int) -> None:
+    settings = gateway.settings
     if gateway.keys is None:
         log.warning("open to everybody who reaches port %d: no --keys given", port)
     else:
@@ -58,7 +62,7 @@ def _say_started(gateway: Gateway, port: int, control_port: int) -> None:
 
 
 def _raise_file_limit() -> None:
-    """Two sockets per stream: takes all the file descriptors that this user may have."""
+    """Raises the soft limit of open files to the hard limit: each stream needs two sockets."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -13,14 +13,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from headway_core.admission import AdmissionResult, Dispatch, PoolAdmission, PredictionSample, Request, Shed
+from headway_core.admission.pool_admission import POLL_SECONDS
 
 from headway_gateway import error_responses
 
 log = logging.getLogger("headway.gateway.dispatcher")
 
 _PAUSE_AFTER_ERROR = 0.1
-TICK = 0.01
-"""Seconds between two polls while a request waits; reports, first tokens and ends of requests cause one at once."""
 
 
 class Grant:
@@ -112,7 +111,7 @@ class Dispatcher:
         last_error = ""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK if len(self.admission.queue) else None):
+                async with asyncio.timeout(POLL_SECONDS if len(self.admission.queue) else None):
                     await self._woken.wait()
             self._woken.clear()
             if not len(self.admission.queue):

@@ -14,11 +14,9 @@ from pathlib import Path
 from headway_core.errors import InvalidInput
 
 from headway_gateway.keys import parse_keys
-from headway_gateway.watched_files import WatchedFiles
+from headway_gateway.watched_files import READ_SECONDS, WatchedFiles
 
 log = logging.getLogger("headway.gateway.keys")
-
-READ_SECONDS = 1.0
 
 
 class KeyWatcher:

@@ -11,11 +11,9 @@ from headway_core.contract.policy import Policy, Pool
 from headway_core.policy_store import PolicyStore
 from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
 
-from headway_gateway.watched_files import WatchedFiles
+from headway_gateway.watched_files import READ_SECONDS, WatchedFiles
 
 log = logging.getLogger("headway.gateway.policies")
-
-READ_SECONDS = 1.0
 
 DEFAULT_CLASS = PriorityClass("default", 0, Objectives(TtftObjective(2.0), TpotObjective(0.1)))
 """Without a policy: first token within 2 s, 100 ms for each further token, for 95% of the requests."""

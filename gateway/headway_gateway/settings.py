@@ -35,16 +35,14 @@ the requests.
 """
 
 
-class _Refused(argparse.Action):
-    """An option that exists only to say why it does not."""
+class _Unsupported(argparse.Action):
+    """An option that exists only to explain why it is not supported."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
         parser.error(
-            "--workers is refused: the queue and the books are in this process's memory, and two workers would "
-            "each keep half of them. "
-            "Run more gateway replicas instead (on Kubernetes: gateway.replicas); each keeps its own queue and "
-            "sees the others' load "
-            "through the runtimes' reports."
+            "--workers is not supported: queue and counters are in this process's memory, and two workers would each "
+            "keep half of them. Run more gateway replicas instead (on Kubernetes: gateway.replicas): each keeps its "
+            "own queue and sees the others' load through the runtimes' reports."
         )
 
 
@@ -61,7 +59,7 @@ class Settings:
     trust_class_header: bool = False
     admission_rule: str = "moore"
     max_queue_requests: int = 1000
-    """Per pool; what waits beyond it is shed with `queue_full`."""
+    """Per pool; beyond it, requests are shed with `queue_full`."""
     max_queue_bytes: int = 256 * 1024 * 1024
     """Bodies that wait in the queue of a pool; and as much again, of all pools, for large ones that are on their way
     in."""
@@ -150,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     default = Settings()
     parser = argparse.ArgumentParser(
         prog="headway-gateway",
-        description="OpenAI-compatible gateway that admits, queues and routes so that TTFT and TPOT promises are kept.",
+        description="OpenAI-compatible gateway that admits, queues and routes so that TTFT and TPOT targets are met.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -217,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
             help=f"{_HELP[flag]} (default: %(default)s)",
         )
     parser.add_argument(
-        "--workers", action=_Refused, nargs="?", help="refused: one process per gateway, scale by replicas"
+        "--workers", action=_Unsupported, nargs="?", help="not supported: one process per gateway, scale by replicas"
     )
     return parser
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+READ_SECONDS = 1.0
+"""How often the files are read."""
+
 
 class WatchedFiles:
     """A file, or every file of a directory that ends in `suffix` and is not hidden (``..data`` and its like belong to

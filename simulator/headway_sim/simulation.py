@@ -27,6 +27,7 @@ from headway_core.admission import (
     QueueLimits,
     Request,
 )
+from headway_core.admission.pool_admission import POLL_SECONDS
 from headway_core.batching.plan import EventKind
 from headway_core.contract.reports import LoadHint, RuntimeReport
 from headway_core.errors import Unschedulable
@@ -35,9 +36,6 @@ from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjec
 from headway_sim.attempt import Attempt
 from headway_sim.simulated_replica import ReplicaConfig, SimulatedReplica
 from headway_sim.traces import MOONCAKE_BLOCK, TraceRequest
-
-TICK = 0.01
-"""Seconds between two looks at the queue while somebody waits, as in the gateway."""
 
 DEFAULT_CLASS = PriorityClass("default", 0, Objectives(TtftObjective(2.0), TpotObjective(0.05)))
 
@@ -211,7 +209,7 @@ class _Simulation:
             self._at(now + self.config.round_trip / 2, self._submit, attempt, dispatch)
         if len(self.admission.queue) and not self._ticking:
             self._ticking = True
-            self._at(now + TICK, self._tick)
+            self._at(now + POLL_SECONDS, self._tick)
 
     def _repeat(self, told: Attempt, now: float) -> None:
         self._arrive(Attempt(-1, told.request, told.priority_class, now, told.quartile, told.repeated + 1, told.number))

@@ -23,6 +23,9 @@ from headway_core.contract.header_names import ShedReason
 from headway_core.contract.reports import LoadHint, RuntimeReport
 from headway_core.slo import PriorityClass
 
+POLL_SECONDS = 0.01
+"""How often to poll while a request waits: a prediction may change without an event."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
