@@ -13,9 +13,9 @@ from headway_core.admission import RULES, AdmissionRule
 from headway_core.batching.scheduling_policies import SCHEDULING_POLICIES
 from headway_core.contract.reports import RuntimeReport
 from headway_core.errors import InvalidInput
-from headway_core.slo import PriorityClass
+from headway_core.slo import DEFAULT_CLASS, PriorityClass
 from headway_sim.simulated_replica import ACCELERATOR
-from headway_sim.simulation import DEFAULT_CLASS, SimulationConfig
+from headway_sim.simulation import SimulationConfig
 from headway_sim.traces import mean_rate
 from rich.console import Console
 
@@ -77,7 +77,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     pace.add_argument("--speed", type=float, metavar="X", help="the trace's own pace, times X, instead of --rho")
     policy = parser.add_argument_group("policy")
     policy.add_argument(
-        "--slo", type=Path, metavar="FILE", help="the ServingSLO to keep (default: TTFT 2 s, TPOT 50 ms)"
+        "--slo", type=Path, metavar="FILE", help="the ServingSLO to keep (default: TTFT 2 s, TPOT 100 ms)"
     )
     policy.add_argument(
         "--mix", metavar="CLASS=SHARE,...", help="classes of the requests (default: all of the default class)"

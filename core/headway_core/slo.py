@@ -56,6 +56,10 @@ class PriorityClass:
     max_queue_time: float | None = None
 
 
+DEFAULT_CLASS = PriorityClass("default", 0, Objectives(TtftObjective(2.0), TpotObjective(0.1)))
+"""Where no ServingSLO names classes: first token within 2 s, 100 ms for each further token, for 95% of the requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """Inclusive bounds; None leaves that side open."""

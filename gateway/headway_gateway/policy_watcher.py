@@ -9,14 +9,11 @@ from pathlib import Path
 
 from headway_core.contract.policy import Policy, Pool
 from headway_core.policy_store import PolicyStore
-from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
+from headway_core.slo import DEFAULT_CLASS
 
 from headway_gateway.watched_files import READ_SECONDS, WatchedFiles
 
 log = logging.getLogger("headway.gateway.policies")
-
-DEFAULT_CLASS = PriorityClass("default", 0, Objectives(TtftObjective(2.0), TpotObjective(0.1)))
-"""Without a policy: first token within 2 s, 100 ms for each further token, for 95% of the requests."""
 
 
 def default_policy(pool: Pool) -> Policy:

@@ -31,13 +31,11 @@ from headway_core.admission.pool_admission import POLL_SECONDS
 from headway_core.batching.plan import EventKind
 from headway_core.contract.reports import LoadHint, RuntimeReport
 from headway_core.errors import Unschedulable
-from headway_core.slo import Objectives, PriorityClass, TpotObjective, TtftObjective
+from headway_core.slo import DEFAULT_CLASS, PriorityClass
 
 from headway_sim.attempt import Attempt
 from headway_sim.simulated_replica import ReplicaConfig, SimulatedReplica
 from headway_sim.traces import MOONCAKE_BLOCK, TraceRequest
-
-DEFAULT_CLASS = PriorityClass("default", 0, Objectives(TtftObjective(2.0), TpotObjective(0.05)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from headway_core.admission import outliers
 from headway_core.contract import documents, header_names
 from headway_core.contract.policy import Endpoint, Policy, Pool
 from headway_core.contract.reports import ReplicaState
+from headway_core.slo import DEFAULT_CLASS
 from headway_gateway import replicas as finding
-from headway_gateway.policy_watcher import DEFAULT_CLASS
 
 
 def ready(gateway):

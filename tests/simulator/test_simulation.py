@@ -101,7 +101,8 @@ def test_progress_rises_to_the_whole() -> None:
 
 def test_tpot_is_judged_where_it_is_promised_and_there_is_a_pace() -> None:
     trace = [TraceRequest(0.0, 100, 1), TraceRequest(0.1, 100, 20), TraceRequest(0.2, 100, 20)]
-    run = simulate(trace, SimulationConfig(replica=REPLICA))
+    promised = PriorityClass("default", 0, Objectives(TtftObjective(2.0), TpotObjective(0.05)))
+    run = simulate(trace, SimulationConfig(classes=(promised,), replica=REPLICA))
     assert [one.tpot_kept for one in run.attempts] == [None, True, True]
     figures = SimulationReport.of(run).total
     assert figures.tpot_attainment == 1.0
