@@ -1,4 +1,4 @@
-"""The command `headway-runtime`: settings from the command line, then one replica until it is told to stop."""
+"""The command `headway-runtime`: settings from the command line, then one replica until a signal stops it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: Settings) -> int:
-    # Imported late: --help and a wrong flag answer at once.
+    # Imported late: --help and a wrong flag take no time.
     from headway_runtime.server.server import Server  # noqa: PLC0415
 
     return await Server(settings).run()

@@ -1,8 +1,7 @@
-"""An emulated accelerator: iterations that take a known time, whatever this machine can do.
+"""An emulated accelerator: iterations that take a known time, whatever the machine.
 
-The forward pass stays real; what is left of the iteration's time is slept. So capacity is known in advance, and
-decisions about it can be checked against arithmetic on a machine that is slow or shared. Wherever it shows (report,
-metrics, log) it is called emulated.
+The forward pass runs; the rest of the iteration's time is slept. So the capacity is known in advance, and decisions
+about it can be checked by arithmetic on a slow or shared machine. Report, metrics and log call it emulated.
 """
 
 from __future__ import annotations
@@ -37,6 +36,6 @@ class Pace:
             + self.per_context_token * shape.context_tokens
         )
 
-    def stretch(self, plan: IterationPlan, elapsed: float) -> None:
+    def pad(self, plan: IterationPlan, elapsed: float) -> None:
         """Sleeps what is left of an iteration that has taken `elapsed` seconds; nothing when that is longer already."""
         time.sleep(max(0.0, self.seconds(plan.shape) - elapsed))

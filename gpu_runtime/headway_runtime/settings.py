@@ -1,7 +1,7 @@
-"""Everything that can be set when a replica starts: flags, their defaults, their checks.
+"""Everything that can be set when a replica starts: the flags of `command_line`, checked together.
 
-Reads the command line and looks at paths; opens no model, no socket, no device. What cannot be right is refused here,
-before anything heavy.
+Reads the command line and checks that paths exist; opens no model, socket or device, so that a wrong flag is refused
+before anything slow starts.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ class StepRecord:
 class Engine:
     """Sequences in, tokens out. Not thread-safe: one loop owns it.
 
-    `stretch` is called with a plan and the seconds that took so far, before the iteration is over; an emulated
-    accelerator waits in it.
+    `pad` is called at the end of each iteration with its plan and the seconds that it took so far; an emulated
+    accelerator sleeps in it.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Engine:
         limits: EngineLimits,
         prefix_caching: bool = True,
         clock: Callable[[], float] = time.monotonic,
-        stretch: Callable[[IterationPlan, float], None] | None = None,
+        pad: Callable[[IterationPlan, float], None] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._runner = runner
@@ -113,7 +113,7 @@ class Engine:
         self._block_size = limits.block_size
         self._prefix_caching = prefix_caching
         self._clock = clock
-        self._stretch = stretch
+        self._pad = pad
         self._live: dict[int, LiveSequence] = {}
         self._ended: list[Ended] = []
         self._ended_at: float | None = None
@@ -193,8 +193,8 @@ class Engine:
         knobs, load = self.scheduler.knobs, self.scheduler.load()
         predicted = self._step_clock.predict(plan.shape)
         output = self._execute(plan)
-        if self._stretch is not None:
-            self._stretch(plan, self._clock() - began)
+        if self._pad is not None:
+            self._pad(plan, self._clock() - began)
         now = self._clock()
         elapsed = now - began
         self._step_clock.observe(plan.shape, elapsed)

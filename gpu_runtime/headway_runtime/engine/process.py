@@ -92,7 +92,7 @@ class EngineLoop:
             model,
             limits=self.limits,
             prefix_caching=settings.prefix_caching,
-            stretch=None if settings.pace is None else Pace.parse(settings.pace).stretch,
+            pad=None if settings.pace is None else Pace.parse(settings.pace).pad,
         )
         self._stats = EngineStats(scheduler, model, self.limits)
         self._runner = runner

@@ -93,7 +93,7 @@ class PromptEncoder:
         if count + 1 > self._max_model_len:
             raise RequestError(
                 f"the prompt has {shown} tokens and this server holds at most {self._max_model_len}, one of them for "
-                "the answer: shorten it",
+                "the response: shorten it",
                 field,
                 "context_length_exceeded",
             )

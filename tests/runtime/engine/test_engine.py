@@ -38,16 +38,16 @@ def engine(tiny_llama):
         threads=1,
     )
     scheduler = Scheduler(num_blocks=32, block_size=16, knobs=Knobs(4, 32))
-    stretched = []
+    padded = []
     engine = Engine(
         runner,
         scheduler,
         StepTimeModel(),
         limits=LIMITS,
         clock=Clock(),
-        stretch=lambda plan, seconds: stretched.append((plan.plan_id, seconds)),
+        pad=lambda plan, seconds: padded.append((plan.plan_id, seconds)),
     )
-    engine.stretched = stretched
+    engine.padded = padded
     return engine
 
 
@@ -106,12 +106,12 @@ def test_a_cancelled_sequence_is_not_reported_and_counts_only_if_it_had_tokens(e
     assert engine.scheduler.load().free_blocks == 32
 
 
-def test_whoever_stretches_iterations_hears_of_each_with_its_seconds(engine):
+def test_pad_is_called_with_each_plan_and_its_seconds(engine):
     run(engine, asked(0))
-    assert [plan for plan, _ in engine.stretched] == sorted({plan for plan, _ in engine.stretched}) and len(
-        engine.stretched
+    assert [plan for plan, _ in engine.padded] == sorted({plan for plan, _ in engine.padded}) and len(
+        engine.padded
     ) == 5
-    assert all(seconds > 0 for _, seconds in engine.stretched)
+    assert all(seconds > 0 for _, seconds in engine.padded)
 
 
 def test_an_iteration_lasts_since_the_end_of_the_one_before_and_never_through_a_pause(engine):

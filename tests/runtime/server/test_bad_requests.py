@@ -120,8 +120,8 @@ def test_a_request_that_can_never_fit_is_told_both_numbers(runtime):
 
 
 def test_good_requests_are_served_after_two_hundred_that_were_too_long(runtime):
-    for turn in range(200):
-        assert runtime.completion(prompt=[5] * 5000, stream=bool(turn % 2)).status_code == 400
+    for number in range(200):
+        assert runtime.completion(prompt=[5] * 5000, stream=bool(number % 2)).status_code == 400
     assert runtime.completion(prompt="A", max_tokens=2).status_code == 200
 
 
@@ -210,9 +210,9 @@ def test_random_bytes_never_cause_a_server_error(runtime):
         for path in (CHAT, COMPLETION)
     ]
     statuses = set()
-    for turn in range(600):
-        path = (CHAT, COMPLETION)[turn % 2]
-        body = bytearray(seeds[turn % 2]) if turn % 3 else bytearray(draw.randbytes(draw.randrange(200)))
+    for number in range(600):
+        path = (CHAT, COMPLETION)[number % 2]
+        body = bytearray(seeds[number % 2]) if number % 3 else bytearray(draw.randbytes(draw.randrange(200)))
         for _ in range(draw.randrange(1, 6)):
             at = draw.randrange(len(body) + 1)
             body[at : at + draw.randrange(4)] = (

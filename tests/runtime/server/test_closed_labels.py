@@ -92,7 +92,7 @@ def test_series_of_classes_that_the_policy_no_longer_has_are_dropped():
     metrics = RuntimeMetrics()
     for life in range(50):
         metrics.set_classes([f"class-{life}", "stays"])
-        for name in (f"class-{life}", "stays", "never heard of"):
+        for name in (f"class-{life}", "stays", "unknown"):
             metrics.observe_ttft(metrics.class_label(name), 0.1)
             metrics.observe_itl(metrics.class_label(name), 0.1)
     found = set(re.findall(r'class="([^"]*)"', metrics.render().decode()))

@@ -1,4 +1,4 @@
-"""Starting, draining, dying: every exit path is told to clients and leaves no process behind."""
+"""Starting, draining, dying: every exit path gives clients an error and leaves no process behind."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The emulated accelerator: iterations last as long as they were told to, it predicts them so, and it says what it
+"""The emulated accelerator: iterations last as long as the pace says, are predicted so, and it says what it
 is."""
 
 import json
@@ -35,11 +35,11 @@ def paced(start_runtime, tiny_checkpoint, tmp_path_factory):
     return runtime
 
 
-def told(shape):
+def paced_seconds(shape):
     return 0.04 + 0.0005 * shape["prefill_tokens"] + 0.002 * shape["decode_rows"] + 0.00001 * shape["context_tokens"]
 
 
-def test_iterations_last_as_long_as_told_and_are_predicted_so(paced):
+def test_iterations_last_as_long_as_the_pace_says_and_are_predicted_so(paced):
     threads = [
         threading.Thread(target=paced.completion, kwargs={"prompt": [5 + n] * 80, "max_tokens": 30, "ignore_eos": True})
         for n in range(6)
@@ -50,10 +50,10 @@ def test_iterations_last_as_long_as_told_and_are_predicted_so(paced):
         thread.join()
     steps = [json.loads(line) for line in paced.iteration_log.read_text().splitlines()]
     assert len(steps) >= 60 and max(step["shape"]["decode_rows"] for step in steps) == 4
-    assert all(step["seconds"] >= told(step["shape"]) * 0.999 for step in steps)
-    # A busy machine may only make it longer; half of the iterations are as they were told, within a fifth.
-    assert statistics.median(step["seconds"] / told(step["shape"]) for step in steps) < 1.2
-    assert statistics.median(abs(step["predicted"] / told(step["shape"]) - 1) for step in steps) < 0.2
+    assert all(step["seconds"] >= paced_seconds(step["shape"]) * 0.999 for step in steps)
+    # A busy machine may only make it longer; half of the iterations are at the pace, within a fifth.
+    assert statistics.median(step["seconds"] / paced_seconds(step["shape"]) for step in steps) < 1.2
+    assert statistics.median(abs(step["predicted"] / paced_seconds(step["shape"]) - 1) for step in steps) < 0.2
 
 
 def first_tokens(runtime):
@@ -65,7 +65,7 @@ def first_tokens(runtime):
 
 
 def test_the_time_to_the_first_token_ends_with_the_last_chunk_of_the_prompt(paced):
-    """Three chunks are told to take 0.16 s in all; two more tokens come after, which are none of it."""
+    """Three chunks take 0.16 s in all; two more tokens come after, which are none of it."""
     paced.completion(prompt="A", max_tokens=1)
     paced.assert_idle()
     count, seconds, buckets = first_tokens(paced)
@@ -81,7 +81,7 @@ def test_the_time_to_the_first_token_ends_with_the_last_chunk_of_the_prompt(pace
     assert later_count - count == 1
     assert 3 * 0.04 + 80 * 0.0005 <= ours <= seen
     fullest = min(bound for bound in buckets if later_buckets[bound] > buckets[bound])
-    assert fullest / 1.2 <= ours <= fullest, "told by its bucket to a fifth"
+    assert fullest / 1.2 <= ours <= fullest, "known by its bucket to a fifth"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -48,16 +48,16 @@ def report(reports, **changes):
 
 def test_what_the_engine_has_not_taken_in_yet_is_waiting_all_the_same():
     coming = [Unconfirmed(4, 5, 1, 100), Unconfirmed(4, -1, 1, 50), Unconfirmed(5, -1, 1, 7)]
-    told = report(RuntimeReporter("r", "p", "m"), unconfirmed=coming)
-    assert (told.running, told.waiting) == (2, 4)
-    assert told.classes == (ClassLoad(5, 2, 2, 400), ClassLoad(-1, 2, 0, 57))
+    made = report(RuntimeReporter("r", "p", "m"), unconfirmed=coming)
+    assert (made.running, made.waiting) == (2, 4)
+    assert made.classes == (ClassLoad(5, 2, 2, 400), ClassLoad(-1, 2, 0, 57))
     hint = RuntimeReporter("r", "p", "m").hint(LOAD, coming)
     assert (hint.waiting, hint.remaining_prefill_tokens) == (4, {5: 400, -1: 57})
 
 
 def test_before_the_engine_is_up_nothing_is_claimed():
-    told = report(RuntimeReporter("r", "p", "m"), state=ReplicaState.STARTING, ready=None, load=None, message="loading")
-    assert (told.state, told.message, told.limits.total_blocks, told.prefill_rate, told.effective) == (
+    made = report(RuntimeReporter("r", "p", "m"), state=ReplicaState.STARTING, ready=None, load=None, message="loading")
+    assert (made.state, made.message, made.limits.total_blocks, made.prefill_rate, made.effective) == (
         ReplicaState.STARTING,
         "loading",
         0,

@@ -1,5 +1,5 @@
-"""Tokens to pieces: characters whole, stop strings never shown, log-probabilities beside their text, the same however
-pieces are taken."""
+"""Tokens to deltas: whole characters, no part of a stop string, log-probabilities with their text, the same whenever
+deltas are taken."""
 
 import itertools
 import random
@@ -18,33 +18,33 @@ def tokenizer(tiny_llama):
 
 
 def run(stream, ids, *, take_every=1, reason="length", logprobs=False):
-    """Feeds all ids, taking pieces now and then; returns them."""
-    pieces = []
+    """Feeds all ids, taking deltas now and then; returns them."""
+    deltas = []
     for at, token in enumerate(ids):
         if stream.finish is None:
             stream.feed(token, TokenLogprobs(-1.0, ()) if logprobs else None)
         if at % take_every == 0:
-            pieces.append(stream.take())
+            deltas.append(stream.take())
     stream.end(reason)
-    pieces.append(stream.take())
-    return [piece for piece in pieces if piece is not None]
+    deltas.append(stream.take())
+    return [delta for delta in deltas if delta is not None]
 
 
 @pytest.mark.parametrize("take_every", [1, 2, 5, 100])
 def test_pieces_join_to_the_whole_text_and_one_of_them_ends_it(tokenizer, take_every):
     ids = tokenizer.encode(TEXT, add_special=False)
     assert len(ids) > 2 * len(TEXT), "every character is made of several tokens"
-    pieces = run(TextStream(tokenizer, (), 0), ids, take_every=take_every)
-    assert "".join(piece.text for piece in pieces) == TEXT
-    assert [piece.finish for piece in pieces if piece.finish] == [pieces[-1].finish] == ["length"]
+    deltas = run(TextStream(tokenizer, (), 0), ids, take_every=take_every)
+    assert "".join(delta.text for delta in deltas) == TEXT
+    assert [delta.finish for delta in deltas if delta.finish] == [deltas[-1].finish] == ["length"]
 
 
 def test_a_cut_anywhere_replaces_at_most_the_last_character(tokenizer):
     ids = tokenizer.encode(TEXT, add_special=False)
     for length in range(1, len(ids)):
         *before, last = run(TextStream(tokenizer, (), 0), ids[:length])
-        assert all("\ufffd" not in piece.text for piece in before)
-        assert TEXT.startswith((("".join(piece.text for piece in before)) + last.text).rstrip("\ufffd"))
+        assert all("\ufffd" not in delta.text for delta in before)
+        assert TEXT.startswith((("".join(delta.text for delta in before)) + last.text).rstrip("\ufffd"))
 
 
 def test_interleaved_streams_share_nothing(tokenizer):
@@ -66,11 +66,11 @@ def test_stop_strings_agree_with_a_search_of_the_whole_text(tokenizer):
         text = "".join(draw.choices("abc", k=30))
         stops = tuple({"".join(draw.choices("abc", k=draw.randrange(1, 6))) for _ in range(draw.randrange(1, 5))})
         cut = min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
-        pieces = run(
+        deltas = run(
             TextStream(tokenizer, stops, 0), tokenizer.encode(text, add_special=False), take_every=draw.randrange(1, 6)
         )
-        assert "".join(piece.text for piece in pieces) == (text if cut is None else text[:cut])
-        assert pieces[-1].finish == ("length" if cut is None else "stop")
+        assert "".join(delta.text for delta in deltas) == (text if cut is None else text[:cut])
+        assert deltas[-1].finish == ("length" if cut is None else "stop")
 
 
 def test_tokens_after_a_stop_string_do_not_count(tokenizer):
@@ -82,13 +82,13 @@ def test_tokens_after_a_stop_string_do_not_count(tokenizer):
 
 def test_every_token_delivers_its_logprobs_once_even_those_held_back(tokenizer):
     ids = tokenizer.encode(TEXT + "xyx", add_special=False)
-    pieces = run(TextStream(tokenizer, ("xyz",), 0), ids, logprobs=True)
-    entries = [entry for piece in pieces for entry in piece.entries]
+    deltas = run(TextStream(tokenizer, ("xyz",), 0), ids, logprobs=True)
+    entries = [entry for delta in deltas for entry in delta.entries]
     assert len(entries) == len(ids)
     assert b"".join(entry.token.raw for entry in entries).decode() == TEXT + "xyx"
     stopped = run(TextStream(tokenizer, ("xy",), 0), ids, logprobs=True)
-    entries = [entry for piece in stopped for entry in piece.entries]
-    assert b"".join(entry.token.raw for entry in entries).decode() == TEXT == "".join(piece.text for piece in stopped)
+    entries = [entry for delta in stopped for entry in delta.entries]
+    assert b"".join(entry.token.raw for entry in entries).decode() == TEXT == "".join(delta.text for delta in stopped)
 
 
 def test_special_tokens_are_counted_and_are_no_text(tokenizer):
@@ -96,7 +96,7 @@ def test_special_tokens_are_counted_and_are_no_text(tokenizer):
     for token in (2, *tokenizer.encode("ab", add_special=False), 3):
         stream.feed(token, TokenLogprobs(float("-inf"), ()))
     stream.end("length")
-    piece = stream.take()
-    assert (piece.text, stream.num_tokens) == ("ab", 4)
-    assert [entry.token.raw for entry in piece.entries] == [b"", b"a", b"b", b""]
-    assert {entry.token.logprob for entry in piece.entries} == {-9999.0}, "JSON has no infinity"
+    delta = stream.take()
+    assert (delta.text, stream.num_tokens) == ("ab", 4)
+    assert [entry.token.raw for entry in delta.entries] == [b"", b"a", b"b", b""]
+    assert {entry.token.logprob for entry in delta.entries} == {-9999.0}, "JSON has no infinity"

@@ -1,9 +1,12 @@
-"""One generation request, validated: what the two endpoints have in common once JSON is read.
+"""One generation request, parsed and validated: what the two endpoints have in common.
 
-Policy for what the OpenAI API has and this server has not: refused with 400 where ignoring it would change the answer
-(`tools`, a `response_format` other than text, `echo`, `suffix`, `best_of` other than `n`, non-text modalities), passed
-over where it would not (`user`, `metadata`, `store`, `service_tier`, ...). Unknown members are passed over; null means
-unset.
+Members of the OpenAI API that this server does not support:
+
+* rejected with 400 where ignoring them would change the response: `tools`, a `response_format` other than text, `echo`,
+  `suffix`, `best_of` other than `n`, non-text modalities;
+* ignored otherwise: `user`, `metadata`, `store`, `service_tier`, ..., and unknown members.
+
+Null means unset.
 """
 
 from __future__ import annotations
