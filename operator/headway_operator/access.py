@@ -4,14 +4,22 @@ begun unasked."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from headway_core.contract.kubernetes import GROUP, PLURAL
 
-from headway_operator.kube import Kube
+from headway_operator.kube import Kube, KubeError
+from headway_operator.metrics import MISSING_RIGHTS
 
+ASK_AGAIN = 60.0
+"""Seconds between reviews while a right is missing."""
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,40 @@ class Access:
     def may(self, namespace: str, verb: str, resource: str) -> bool:
         """Whether this one right is there."""
         return not any(right.verb == verb and right.resource == resource for right in self.lacks(namespace))
+
+
+class AccessReview:
+    """What the operator may do, as the last review said. `refresh` it often: it asks when that is due."""
+
+    def __init__(self, kube: Kube, namespaces: tuple[str, ...], clock: Callable[[], float] = time.monotonic) -> None:
+        self._kube = kube
+        self._namespaces = namespaces
+        self._clock = clock
+        self._asked_at: float | None = None
+        self.access = Access()
+
+    @property
+    def known(self) -> bool:
+        """Whether there was a review."""
+        return self._asked_at is not None
+
+    async def refresh(self) -> None:
+        """Asks at first, and then every minute while a right is missing or something was refused. Raises KubeError."""
+        now = self._clock()
+        if self._asked_at is not None:
+            in_doubt = self._kube.denied or bool(self.access.missing)
+            if not in_doubt or now - self._asked_at < ASK_AGAIN:
+                return
+        try:
+            self.access = await review(self._kube, self._namespaces)
+        except KubeError:
+            self._asked_at = None
+            raise
+        self._asked_at = now
+        self._kube.denied = False
+        MISSING_RIGHTS.set(len(self.access.missing))
+        for place, right in sorted(self.access.missing, key=lambda entry: (entry[0], NEEDED.index(entry[1]))):
+            log.warning("missing right: %s in %s", right, place or "all namespaces")
 
 
 async def review(kube: Kube, namespaces: Iterable[str]) -> Access:

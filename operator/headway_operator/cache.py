@@ -7,12 +7,26 @@ never replaces a newer.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from headway_core.contract.kubernetes import PLURAL
+from headway_core.contract.kubernetes import GROUP, PLURAL, VERSION
 
+from headway_operator.access import Access
+from headway_operator.kube import Kube
 from headway_operator.resources import Deployment, Pod, Service, deployment_of, pod_of, service_of
+
+WATCHED: dict[str, tuple[str, str]] = {
+    PLURAL: (GROUP, VERSION),
+    "deployments": ("apps", "v1"),
+    "pods": ("", "v1"),
+    "services": ("", "v1"),
+}
+"""Plural → (group, version)."""
+
+RELIST = 60.0
+"""Seconds between whole lists: deletions that a watch has missed."""
 
 T = TypeVar("T")
 Key = tuple[str, str]
@@ -130,6 +144,43 @@ class Cache:
                     self._owners.setdefault((place, str(reference.get("name"))), (place, name))
         found = self._owners.get((namespace, target))
         return found[1] if found else None
+
+
+class Relister:
+    """Fills a cache with whole lists now and then, so that an object whose end was missed does not count for ever."""
+
+    def __init__(
+        self, kube: Kube, cache: Cache, namespaces: tuple[str, ...], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._kube = kube
+        self._cache = cache
+        self._places = namespaces or ("",)
+        self._clock = clock
+        self._listed_at = float("-inf")
+
+    def expire(self) -> None:
+        """The next `relist` lists, however short ago the last was."""
+        self._listed_at = float("-inf")
+
+    async def relist(self, access: Access) -> bool:
+        """Lists when that is due, and says whether it did. What may not be listed is left as it is. Raises
+        KubeError."""
+        now = self._clock()
+        if now - self._listed_at < RELIST:
+            return False
+        for plural, (group, version) in WATCHED.items():
+            root = f"/apis/{group}/{version}" if group else f"/api/{version}"
+            for place in self._places:
+                if access.may(place, "list", plural):
+                    await self._list(root, plural, place)
+        self._listed_at = now
+        return True
+
+    async def _list(self, root: str, plural: str, place: str) -> None:
+        scope = f"/namespaces/{place}" if place else ""
+        answer = await self._kube.get(f"{root}{scope}/{plural}", resourceVersion="0")
+        text = str(answer.get("metadata", {}).get("resourceVersion", ""))
+        self._cache.kinds[plural].replace(answer.get("items") or (), int(text) if text.isdigit() else 0, place)
 
 
 def _seniority(document: Mapping[str, Any]) -> tuple[str, str]:

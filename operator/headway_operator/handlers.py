@@ -7,15 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import kopf
-from headway_core.contract.kubernetes import GROUP, PLURAL, VERSION
 
-WATCHED: dict[str, tuple[str, str]] = {
-    PLURAL: (GROUP, VERSION),
-    "deployments": ("apps", "v1"),
-    "pods": ("", "v1"),
-    "services": ("", "v1"),
-}
-"""Plural → (group, version)."""
+from headway_operator.cache import WATCHED
 
 Take = Callable[[str, str | None, Mapping[str, Any]], None]
 """Told of each event: plural, type (None for what was there at the start), object."""

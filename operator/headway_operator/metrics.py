@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from headway_core.contract.http import PATH_METRICS
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
-from prometheus_client.exposition import ThreadingWSGIServer, _SilentHandler
 
 PATH_HEALTHZ = "/healthz"
 
@@ -37,16 +37,26 @@ CONDITION = Gauge(
 )
 
 
+class _ThreadingServer(ThreadingMixIn, WSGIServer):
+    """A thread for each request: a slow scrape keeps no probe waiting."""
+
+    daemon_threads = True
+
+
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- the base class names it so
+        """Nothing: a probe every few seconds is no news."""
+
+
 class HealthServer:
-    """/metrics and /healthz in a thread of their own: they answer while the loop is busy, and say so when it hangs."""
+    """/metrics and /healthz in a thread of their own: they answer while the controller is busy, and tell when it
+    hangs."""
 
     def __init__(self, host: str, port: int, healthy: Callable[[], str | None]) -> None:
         """`healthy` returns None, or what is wrong. Raises OSError when the port is taken."""
         self._healthy = healthy
         self._metrics = make_wsgi_app(REGISTRY)
-        self._server: WSGIServer = make_server(
-            host, port, self._answer, ThreadingWSGIServer, handler_class=_SilentHandler
-        )
+        self._server: WSGIServer = make_server(host, port, self._answer, _ThreadingServer, handler_class=_SilentHandler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 

@@ -218,17 +218,16 @@ class Reconciler:
         missing = tuple(str(right) for right in access.lacks(metadata["namespace"]))
         conditions = [status.ready(conditions, missing, _as_asked(slo)), *conditions]
         self._show(metadata, conditions, state)
-        now, at = self._clock(), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now, at = self._clock(), _now()
         generation = int(metadata.get("generation", 0))
         listed = status.condition_documents(conditions, before, generation, at)
         after = status.build(slo, listed, figures, status.decided(before, decisions, at), before, generation)
         if not status.worth_writing(before, after, now - max(state.refreshed, state.began)):
             return
-        if not self._may_write():
-            raise NotLeading
-        path = f"/apis/{GROUP}/{VERSION}/namespaces/{metadata['namespace']}/{PLURAL}/{metadata['name']}/status"
         try:
-            answer = await self._kube.patch(path, {"status": status.merge_patch(before, after)})
+            answer = await self._patch_status(
+                (metadata["namespace"], metadata["name"]), status.merge_patch(before, after)
+            )
         except KubeError as error:
             if error.forbidden:
                 await self._events.warn(
@@ -240,6 +239,30 @@ class Reconciler:
         state.refreshed = now
         self._cache.slos.put(answer)
         await self._events.tell(document, conditions, decisions, before, at)
+
+    async def complain(self, key: Key, state: ObjectState, complaint: str) -> None:
+        """Says once that the schema is refused: an older one may drop the status, and a watch that broke with it shows
+        it late. Raises KubeError, NotLeading."""
+        document = self._cache.slos.get(*key)
+        if document is None or state.refusal == complaint:
+            return
+        before = document.get("status") or {}
+        known: dict[str, Any] = next(
+            (entry for entry in before.get("conditions") or () if entry.get("type") == "Ready"), {}
+        )
+        if (known.get("status"), known.get("reason"), known.get("message")) != ("False", "StaleSchema", complaint):
+            condition = Condition("Ready", False, "StaleSchema", complaint)
+            generation = int(document["metadata"].get("generation", 0))
+            listed = status.condition_documents([condition], before, generation, _now())
+            await self._patch_status(key, {"conditions": listed})
+        state.refusal = complaint
+
+    async def _patch_status(self, key: Key, patch: Mapping[str, Any]) -> dict[str, Any]:
+        if not self._may_write():
+            raise NotLeading
+        namespace, name = key
+        path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}/status"
+        return await self._kube.patch(path, {"status": patch})
 
     def _show(self, metadata: Mapping[str, Any], conditions: list[Condition], state: ObjectState) -> None:
         for condition in conditions:
@@ -286,3 +309,7 @@ def _as_asked(slo: ServingSLO | None) -> Condition:
         Mode.ENFORCE: ("Enforcing", "knobs and replicas are managed within spec.bounds"),
     }
     return Condition("Ready", True, *words[mode])
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -6,7 +6,9 @@ back as written would be written for ever. So an older one is refused, with the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,10 @@ from headway_core.slo import KIND
 
 from headway_operator.kube import Kube, KubeError
 
+CHECK_GOOD = 600.0
+"""Seconds between checks of a schema that is good."""
+CHECK_REFUSED = 10.0
+"""Seconds between checks of one that is missing or refused."""
 UPGRADE = "kubectl apply --server-side -f crds/servingslos.headway.dev.yaml"
 
 _OBSERVED = ("attainment", "class", "requestRate", "shed", "tpot", "ttft")
@@ -57,12 +63,46 @@ FIELDS = frozenset(
 """Every leaf that this operator reads or writes."""
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What the cluster serves. `complaint` None: every field is there; else what is wrong and what to do."""
 
     installed: bool
     complaint: str | None = None
+
+
+class SchemaCheck:
+    """The schema as it was served last. `refresh` it often: it asks when that is due."""
+
+    def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kube = kube
+        self._clock = clock
+        self._checked_at: float | None = None
+        self.served = Served(False)
+
+    @property
+    def known(self) -> bool:
+        """Whether it was read."""
+        return self._checked_at is not None
+
+    async def refresh(self) -> None:
+        """Reads it at first, and when the last reading is old. Raises KubeError when it cannot be read."""
+        now = self._clock()
+        good = self.served.installed and self.served.complaint is None
+        period = CHECK_GOOD if good else CHECK_REFUSED
+        if self._checked_at is not None and now - self._checked_at < period:
+            return
+        try:
+            self.served = await served(self._kube)
+        except KubeError:
+            self._checked_at = None
+            raise
+        self._checked_at = now
+        if self.served.complaint is not None:
+            log.error("%s", self.served.complaint)
 
 
 async def served(kube: Kube) -> Served:
