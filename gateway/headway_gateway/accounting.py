@@ -65,7 +65,7 @@ class DurationHistogram:
         return self._sum
 
     def _count(self) -> None:
-        """The same buckets as `LogHistogram.add` finds, looked up."""
+        """Counts in the same buckets as `LogHistogram.add`, found by bisection."""
         counts = self._histogram.counts
         for seconds, times in Counter(self._pending).items():
             index = bisect.bisect_left(_UPPER, seconds)

@@ -55,7 +55,7 @@ class Gateway:
         )
         self.recent = status_page.RecentWindow(self.pools, clock)
         self.connections: Collection[ClientConnection] = ()
-        """Of clients, on the serving port; set by whoever listens there."""
+        """Of clients, on the serving port; set by `server.listening`."""
         self.serving = serving_app(self)
         self.front = Front(self.pipeline, self.serving)
         self.control = control_app(self)
@@ -175,8 +175,8 @@ def _app(gateway: Gateway, title: str) -> FastAPI:
 
     @app.get(http.PATH_READY, responses={503: {"description": "Just started, or going away: send nothing new."}})
     async def ready() -> Response:
-        """Whether new requests should come here. Once it has looked for replicas they should, even if there were
-        none."""
+        """Whether new requests should be sent here: from the first discovery of replicas on, even if it found none,
+        until the drain."""
         state = gateway.pools.state
         return JSONResponse({"status": state.value}, 200 if state is reports.ReplicaState.READY else 503)
 
@@ -205,4 +205,4 @@ def _response(answer: ErrorResponse) -> Response:
 
 
 async def _unused(_message: object) -> None:
-    raise RuntimeError("this request only authenticates")
+    raise RuntimeError("this request is only authenticated")

@@ -18,16 +18,16 @@ _RETRY_AFTER = 1
 
 
 class BodyBudget:
-    """What large bodies may take together: `limit` bytes."""
+    """What all large bodies together may take: `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.reserved = 0
-        """Bytes that large bodies hold now."""
+        """Bytes that large bodies take now."""
 
 
 class BodyReservation:
-    """One body's place in the budget, given back where the context ends."""
+    """The part of the budget that one body takes, given back where the context ends."""
 
     __slots__ = ("_budget", "_reserved")
 
@@ -46,7 +46,7 @@ class BodyReservation:
         """The body holds `size` bytes now.
 
         Raises:
-            RequestFailed: 429, it is large and there is no budget for it.
+            RequestFailed: 429, the body is large and the budget is spent.
         """
         if size < LARGE_BYTES:
             return

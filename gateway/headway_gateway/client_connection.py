@@ -1,6 +1,11 @@
-"""uvicorn's HTTP protocol with what it lacks: limits on what is read without becoming a request and on requests that
-wait, offers of another protocol passed over, clients that leave while more than one of their requests is under way,
-answers in HTTP/1.0."""
+"""uvicorn's HTTP protocol, plus:
+
+1. a limit of size and time for the head of a request, and of size for trailers and chunk extensions;
+2. a limit for pipelined requests;
+3. `Upgrade` headers are ignored;
+4. a disconnect cancels the request that is being answered, also when others are pipelined behind it;
+5. responses in HTTP/1.0.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +23,14 @@ from headway_gateway.error_responses import ErrorResponse
 
 HEAD_SECONDS = 30.0
 HEAD_BYTES = 64 * 1024
-"""Of a head, of the trailers of a body, of an extension of a chunk: of whatever the parser keeps or skips until it
-makes sense."""
-MOST_PIPELINED = 16
-"""Requests that may wait behind the one being answered while reading goes on, which is how a client's leaving is
+"""Limit for a head, for the trailers of a body and for an extension of a chunk: for all that the parser reads before it
+reports something."""
+MAX_PIPELINED = 16
+"""Requests that may wait behind the one being answered while reading goes on; only by reading is a disconnect
 noticed."""
-MOST_UNANSWERED = 1000
-"""Requests that may wait at all, since a single read can hold that many and more: a client that sends on is cut off."""
+MAX_UNANSWERED = 1000
+"""Requests that may wait at all, since a single read can contain more: the connection of a client that exceeds it is
+closed."""
 
 _FRAMING = (b"content-length", b"transfer-encoding")
 
@@ -34,7 +40,7 @@ class ClientConnection(HttpToolsProtocol):
 
     _head_timer: TimerHandle | None = None
     _idle_bytes = 0
-    """Read since a head or a piece of a body was complete."""
+    """Bytes read since the last complete head or part of a body."""
     _resuming = False
     """The parser reads a head that was read before."""
     _current: RequestResponseCycle | None = None
@@ -85,8 +91,8 @@ class ClientConnection(HttpToolsProtocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # uvicorn narrows it the same way
         """A connection that sends nothing is closed like one that is idle.
 
-        Its addresses are not looked up, as the server would: nobody here asks for them, and they cost more than a
-        decision at the door.
+        Unlike uvicorn's, it does not look up the addresses: nothing here needs them, and they cost more than an
+        admission decision.
         """
         self.connections.add(self)
         self.transport = transport
@@ -95,7 +101,8 @@ class ClientConnection(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The request that is answered is told, and not the newest alone; what waits behind it is never begun."""
+        """Disconnects the request that is being answered; uvicorn disconnects the newest only. Requests behind it are
+        never begun."""
         self._end_of_head()
         super().connection_lost(exc)
         if self._current is not None and not self._current.response_complete:
@@ -107,8 +114,8 @@ class ClientConnection(HttpToolsProtocol):
     def finish(self) -> None:
         """Takes no request after those that are under way: closed at once when it is idle, else behind the last answer.
 
-        One that has just come, or that is sending a head, is left: whoever is behind it has begun to ask and is to be
-        told.
+        A new connection, or one that is sending a head, stays open: its client has begun a request and shall get a
+        response.
         """
         if self.pipeline:
             self.pipeline[0][0].keep_alive = False
@@ -118,10 +125,10 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Counts what comes to nothing: the parser itself would keep any amount.
+        """Counts the bytes that have not become a request: the parser itself would keep any amount.
 
-        The timer of an idle connection runs on, unless a request begins: the rest of a body that nobody waits for is no
-        reason to stay.
+        The timer of an idle connection runs on until a request begins: the rest of a body that no request reads does
+        not keep the connection open.
         """
         self._idle_bytes += len(data)
         try:
@@ -133,7 +140,7 @@ class ClientConnection(HttpToolsProtocol):
             self._cut_off(error_responses.head_too_large(HEAD_BYTES))
 
     def _cut_off(self, answer: ErrorResponse) -> None:
-        """Ends a connection that no request can be read from any more. Its client is told why, unless it would take
+        """Ends a connection from which no further request can be read. Its client is told why, unless it would take
         that for the answer to an earlier request."""
         current = self._current
         own_body = current is not None and current is self.cycle and current.more_body and not current.response_started
@@ -171,7 +178,7 @@ class ClientConnection(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the target."""
+        """A part of the target."""
         if not self._resuming:
             super().on_url(url)
 
@@ -186,7 +193,7 @@ class ClientConnection(HttpToolsProtocol):
             self._resuming = False
             return
         self._end_of_head()
-        if len(self.pipeline) >= MOST_UNANSWERED:
+        if len(self.pipeline) >= MAX_UNANSWERED:
             self.transport.close()
             return
         self._unset_keepalive_if_required()
@@ -195,18 +202,18 @@ class ClientConnection(HttpToolsProtocol):
             self._read_on()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body."""
+        """A part of a body."""
         self._idle_bytes = 0
         super().on_body(body)
 
     def on_response_complete(self) -> None:
-        """The next one's turn. The server would read on at each, however many wait."""
+        """Begins the next pipelined request. uvicorn would resume reading however many wait."""
         super().on_response_complete()
-        if len(self.pipeline) >= MOST_PIPELINED and not self.transport.is_closing():
+        if len(self.pipeline) >= MAX_PIPELINED and not self.transport.is_closing():
             self.flow.pause_reading()
 
     def _read_on(self) -> None:
-        if len(self.pipeline) < MOST_PIPELINED and not self.transport.is_closing():
+        if len(self.pipeline) < MAX_PIPELINED and not self.transport.is_closing():
             self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:

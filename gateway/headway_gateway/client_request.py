@@ -35,7 +35,7 @@ class Flow(Protocol):
 
     @property
     def write_paused(self) -> bool:
-        """It is behind: more waits to be taken than a connection should hold."""
+        """The client is behind: more bytes wait to be sent than a connection should buffer."""
 
 
 class Connection(Protocol):
@@ -53,7 +53,7 @@ class Connection(Protocol):
         """The body of the request that is answered if all of it has come; None: it is to be received."""
 
     def begin(self, status: int, headers: Sequence[Header], first: bytes) -> None:
-        """Sends the head of an answer without a length and the first piece of its body."""
+        """Sends the head of a response without a length and the first part of its body."""
 
     def watch(self, lost: Callable[[], None] | None) -> None:
         """Calls `lost` when the connection closes, at once if it is closed already; None: no longer."""
@@ -184,7 +184,7 @@ class ClientRequest:
         try:
             yield
         except asyncio.CancelledError:
-            # Taken back only if it was ours and nobody else wants this task to end.
+            # Taken back only if it was ours and nothing else cancelled this task.
             if self.cause is None or task.uncancel() > before:
                 raise
             raise RequestStopped(self.cause) from None
@@ -200,8 +200,8 @@ class ClientRequest:
             self._task.cancel()
 
     def is_stalled(self, now: float, limit: float) -> bool:
-        """Whether the client has taken nothing for `limit` seconds although something waits for it. Ask every second or
-        so."""
+        """Whether the client has taken nothing for `limit` seconds although something waits for it. Call it about every
+        second."""
         if self.sending_since is None:
             return False
         unsent = self._transport.get_write_buffer_size()
@@ -222,7 +222,7 @@ class ClientRequest:
         await self._send({"type": "http.response.start", "status": status, "headers": self._fields(headers)})
 
     def begin(self, status: int, headers: Iterable[Header], first: bytes) -> bool:
-        """The same for a body without a length, together with its first piece, in this very step of the loop: see
+        """The same for a body without a length, together with its first part, in this very step of the loop: see
         `write_now`."""
         self._connection.begin(status, self._fields(headers), first)
         return not self._flow.write_paused
@@ -235,14 +235,14 @@ class ClientRequest:
         return fields
 
     async def write(self, data: bytes) -> None:
-        """Sends a piece of the body; returns when the client is not too far behind."""
+        """Sends a part of the body; returns when the client is not too far behind."""
         self.sending_since = self._loop.time()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self.sending_since = None
 
     def write_now(self, data: bytes) -> bool:
-        """A piece of a body without a length, past the framework, in this very step of the loop; False when the client
-        is behind.
+        """Writes a part of a body without a length, past the framework, in this very step of the loop; False when the
+        client is behind.
 
         Then `caught_up` must have returned before the next call.
         """
@@ -258,7 +258,7 @@ class ClientRequest:
         await self.write(b"")
 
     async def finish(self, data: bytes = b"") -> None:
-        """Sends the last piece of the body."""
+        """Sends the last part of the body."""
         self.finished = True
         self.sending_since = self._loop.time()
         await self._send({"type": "http.response.body", "body": data, "more_body": False})

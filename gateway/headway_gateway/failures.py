@@ -1,7 +1,6 @@
-"""What the log says of replicas that fail: a line when it begins, a count while it lasts, a line when it is over.
+"""What is logged of replicas that fail: a line when it begins, a count while it lasts, a line when it is over.
 
-A dead replica under load fails hundreds of requests a second, and a line for each would bury whatever else the log has
-to say.
+A dead replica under load fails hundreds of requests a second, and a line for each would bury all other lines.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from dataclasses import dataclass
 log = logging.getLogger("headway.gateway.replicas")
 
 COUNT_SECONDS = 10.0
-"""Between two counts while it lasts."""
+"""Between two counts while the outage lasts."""
 QUIET_SECONDS = 5.0
-"""Without a failure for this long, the next success says that it is over: one that comes and goes is one trouble, not
-many."""
+"""The outage is over at the first success after this long without a failure, so that an intermittent one counts
+once."""
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _Outage:
     since: float
-    said: float
+    logged_at: float
     last: float
     count: int = 1
-    unsaid: int = 0
+    unlogged: int = 0
     """Failures since the last line."""
 
 
@@ -33,43 +32,43 @@ class FailureLog:
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
-        self._troubles: dict[str, _Trouble] = {}
+        self._outages: dict[str, _Outage] = {}
 
-    def failed(self, replica: str, reason: object, request_id: str, now: float) -> None:
-        """A try at this replica came to nothing."""
-        trouble = self._troubles.get(replica)
-        if trouble is None:
-            self._troubles[replica] = _Trouble(since=now, said=now, last=now)
-            log.warning("pool %s: replica %s fails: %s (request %s)", self._pool, replica, reason, request_id)
+    def failed(self, replica_id: str, reason: object, request_id: str, now: float) -> None:
+        """An attempt at this replica failed."""
+        outage = self._outages.get(replica_id)
+        if outage is None:
+            self._outages[replica_id] = _Outage(since=now, logged_at=now, last=now)
+            log.warning("pool %s: replica %s fails: %s (request %s)", self._pool, replica_id, reason, request_id)
             return
-        trouble.count += 1
-        trouble.unsaid += 1
-        trouble.last = now
-        if now - trouble.said >= COUNT_SECONDS:
+        outage.count += 1
+        outage.unlogged += 1
+        outage.last = now
+        if now - outage.logged_at >= COUNT_SECONDS:
             log.warning(
                 "pool %s: replica %s still fails: %d more in %.0f s, the last: %s",
                 self._pool,
-                replica,
-                trouble.unsaid,
-                now - trouble.said,
+                replica_id,
+                outage.unlogged,
+                now - outage.logged_at,
                 reason,
             )
-            trouble.said, trouble.unsaid = now, 0
+            outage.logged_at, outage.unlogged = now, 0
 
-    def succeeded(self, replica: str, now: float) -> None:
-        """It served a request."""
-        trouble = self._troubles.get(replica)
-        if trouble is not None and now - trouble.last >= QUIET_SECONDS:
-            self._over(replica, "serves again")
+    def succeeded(self, replica_id: str, now: float) -> None:
+        """The replica served a request."""
+        outage = self._outages.get(replica_id)
+        if outage is not None and now - outage.last >= QUIET_SECONDS:
+            self._over(replica_id, "serves again")
 
-    def gone(self, replica: str) -> None:
-        """It is no longer looked for."""
-        if replica in self._troubles:
-            self._over(replica, "is gone")
+    def gone(self, replica_id: str) -> None:
+        """The replica was forgotten."""
+        if replica_id in self._outages:
+            self._over(replica_id, "is gone")
 
-    def _over(self, replica: str, what: str) -> None:
-        trouble = self._troubles.pop(replica)
-        lasted = trouble.last - trouble.since
+    def _over(self, replica_id: str, what: str) -> None:
+        outage = self._outages.pop(replica_id)
+        lasted = outage.last - outage.since
         log.warning(
-            "pool %s: replica %s %s, after %d failures in %.0f s", self._pool, replica, what, trouble.count, lasted
+            "pool %s: replica %s %s, after %d failures in %.0f s", self._pool, replica_id, what, outage.count, lasted
         )

@@ -1,9 +1,9 @@
-"""One kept HTTP/1.1 connection to a replica: a request out, an answer in, pieces handed on in the loop step in which
-they arrive.
+"""One persistent HTTP/1.1 connection to a replica: each chunk of a response is handed on in the step of the event loop
+in which it arrives.
 
-A general client wakes a task for each piece it reads, and that wake-up costs more than relaying the piece does. Here
-the reader may leave a function (`pump`) that gets each piece at once; it says when it is behind, and reading pauses
-until it has caught up.
+A general HTTP client wakes a task for each chunk it reads, and that costs more than relaying the chunk. Here the reader
+may leave a function (`pump`) that gets each chunk at once; it returns False when it is behind, and reading pauses until
+it has caught up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class UpstreamFailure(Enum):
     UNAVAILABLE = "unavailable"
     """The replica takes no new request (503), for example because it drains: any other replica may try."""
     STALE = "stale"
-    """A kept connection was closed under the request, and no byte came back: the usual race, worth one more try
+    """A kept connection was closed under the request, and no byte came back: the usual race, worth one more attempt
     anywhere."""
     RESET = "reset"
     """The replica broke off: one other may try; a request that kills replicas must not meet them all."""
@@ -67,10 +67,10 @@ class HttpConnection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Callable[[bytes], bool] | None = None
         self._behind = False
-        self._pieces: list[bytes] = []
-        # What the parser calls with each piece of a body: the list's own method, for this is every chunk of every
-        # stream.
-        self.on_body = self._pieces.append
+        self._chunks: list[bytes] = []
+        # What the parser calls with each part of a body: the list's own method, since it is called for every
+        # chunk of every stream.
+        self.on_body = self._chunks.append
         self._parser = httptools.HttpResponseParser(self)
 
     # ------------------------------------------------------------ a request and its answer
@@ -97,7 +97,7 @@ class HttpConnection(asyncio.Protocol):
         Raises:
             UpstreamError: the replica broke off.
         """
-        while not self._pieces and not self.complete:
+        while not self._chunks and not self.complete:
             self._check()
             await self._wait()
         return self._take()
@@ -114,7 +114,7 @@ class HttpConnection(asyncio.Protocol):
         self._sink = sink
         try:
             while True:
-                if self._pieces and not self.complete:
+                if self._chunks and not self.complete:
                     self._behind = not sink(self._take())
                 if self._behind:
                     await caught_up()
@@ -133,7 +133,7 @@ class HttpConnection(asyncio.Protocol):
         replica to stop."""
         self._busy = False
         self._used_before = True
-        if self.complete and self.reusable and self._failure is None and not self._pieces:
+        if self.complete and self.reusable and self._failure is None and not self._chunks:
             return True
         self.close()
         return False
@@ -160,9 +160,9 @@ class HttpConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._failure = f"what it answers is not HTTP: {error}"
             self.close()
-        pieces = self._pieces
-        if self._sink is not None and pieces and not self._behind and not self.complete:
-            self._behind = not self._sink(pieces.pop() if len(pieces) == 1 else self._take())
+        chunks = self._chunks
+        if self._sink is not None and chunks and not self._behind and not self.complete:
+            self._behind = not self._sink(chunks.pop() if len(chunks) == 1 else self._take())
             if not self._behind and self._failure is None:
                 return
         self._waiting += len(data)
@@ -213,9 +213,9 @@ class HttpConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _take(self) -> bytes:
-        pieces = self._pieces
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
+        chunks = self._chunks
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
         self._waiting = 0
         if self._paused:
             self._paused = False

@@ -1,8 +1,8 @@
-"""The key file, re-read when its content changes. The last good ring stays in force: a broken edit neither opens nor
-shuts the door.
+"""The key file, re-read when its content changes. The last good keys stay in force: a broken edit
+neither lets anybody in nor locks anybody out.
 
-A file that is written in place can be seen half: cut behind a line it holds fewer keys, cut behind a hash it gives a
-key every class. So a change counts once two looks in a row have found the same.
+A file that is written in place can be read half: cut behind a line it has fewer keys, cut behind a hash it gives a key
+every class. So a change counts once two readings in a row found the same.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ class KeyWatcher:
     """Keeps `ring` up to date.
 
     Raises, when it is made:
-        InvalidInput: a line is wrong. OSError: there is nothing to read. Without good keys at the start nobody could
-        tell friend from foe.
+        InvalidInput: a line is wrong. OSError: there is nothing to read. Without good keys the gateway does not
+        start.
     """
 
     def __init__(self, path: Path) -> None:
         self._files = WatchedFiles(path)
         self._unsettled: dict[str, bytes] | None = None
-        """What the last look found, if it was new."""
-        self._complaint: str | None = None
+        """What the last reading found, if it was new."""
+        self._last_error: str | None = None
         self.ring = parse_keys(self._files.changed() or {})
 
     def read(self) -> None:
-        """One look."""
+        """Reads the file once."""
         try:
             found, self._unsettled = self._unsettled, self._files.changed()
             if found is None or self._unsettled is not None:
                 return
             ring = parse_keys(found)
             if len(self.ring) and not len(ring):
-                # What a file that is being written looks like; a key is revoked by its line, the last one with the
-                # gateway.
+                # A file that is being written looks like this. A key is revoked by deleting its line, the last key by
+                # stopping the gateway.
                 raise InvalidInput("holds no key any more")
             self.ring = ring
         except (InvalidInput, OSError) as error:
-            if str(error) != self._complaint:
+            if str(error) != self._last_error:
                 log.warning("keys: %s; those read before stay in force", error)
-            self._complaint = str(error)
+            self._last_error = str(error)
             return
-        self._complaint = None
+        self._last_error = None
         log.info("%d API keys are in force", len(self.ring))
 
     async def run(self) -> None:
-        """Looks every second until cancelled."""
+        """Reads every `READ_SECONDS` until cancelled."""
         while True:
             await asyncio.sleep(READ_SECONDS)
             self.read()

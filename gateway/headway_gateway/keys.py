@@ -1,7 +1,7 @@
-"""API keys: who asks, on whose account, and which classes they may use.
+"""API keys: which tenant sends a request, and which classes it may use.
 
 A line is ``TENANT  sha256:HEX  [CLASS,CLASS...]``; ``#`` starts a comment. The key itself is stored nowhere: keys are
-long and random, so one SHA-256 is enough, and a comparison looks at every entry in full, so timing tells nothing.
+long and random, so one SHA-256 is enough, and a comparison checks every entry in full, so timing reveals nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class KeyRing:
         return len(self._entries)
 
     def caller(self, authorization: bytes | None) -> Caller | None:
-        """Who the header ``Authorization: Bearer KEY`` stands for; None when nobody."""
+        """The caller whose key is in the header ``Authorization: Bearer KEY``; None when the key is unknown."""
         scheme, _, key = (authorization or b"").partition(b" ")
         key = key.strip()
         if scheme.lower() != b"bearer" or not key or len(key) > _LONGEST_KEY:
@@ -62,7 +62,7 @@ def parse_keys(documents: Mapping[str, bytes]) -> KeyRing:
 
     Raises:
         InvalidInput: a line does not read as a key; `field` is ``FILE:LINE``. The line itself is not repeated: it may
-        hold a key.
+        contain a key.
     """
     entries: list[tuple[bytes, Caller]] = []
     for name, content in sorted(documents.items()):

@@ -1,4 +1,4 @@
-"""Prometheus metrics, read from the books at the moment of the scrape: one truth, kept once.
+"""Prometheus metrics, read from the counters at the moment of the scrape.
 
 Every label value comes from a closed set: pools and classes from policies and the command line, the rest from the
 contract. What a client sends is never one. All metrics count requests, except the gaps between tokens, which count gaps
@@ -24,7 +24,7 @@ Names = metric_names.Metric
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _EVERY = 4
-"""Only each fourth edge of the log buckets is exported (a factor of 1.36); the load report has them all; promises are
+"""Only each fourth edge of the log buckets is exported (a factor of 1.36); the load report has them all; attainment is
 counted exactly."""
 _LAST = math.ceil(math.log(90_000 / SMALLEST) / math.log(GROWTH))
 """Beyond the longest request that can be configured, a day."""
@@ -32,7 +32,7 @@ _OTHER = "other"
 
 
 class CountersCollector(Collector):
-    """All pools' books as metric families."""
+    """The counters of all pools as metric families."""
 
     def __init__(self, pools: Pools, now: Callable[[], float], policy_age: Callable[[str], float | None]) -> None:
         self._pools = pools
@@ -58,10 +58,10 @@ class CountersCollector(Collector):
         requests = CounterMetricFamily(Names.REQUESTS, "Requests by how they ended.", labels=[*labels, "outcome"])
         shed = CounterMetricFamily(Names.SHED, "Requests that were not served, by reason.", labels=[*labels, "reason"])
         attained = CounterMetricFamily(
-            Names.SLO_ATTAINED, "Requests that kept the promise.", labels=[*labels, "objective"]
+            Names.SLO_ATTAINED, "Requests that met the objective.", labels=[*labels, "objective"]
         )
         judged = CounterMetricFamily(
-            Names.SLO_JUDGED, "Requests that were judged against the promise.", labels=[*labels, "objective"]
+            Names.SLO_JUDGED, "Requests that were judged by the objective.", labels=[*labels, "objective"]
         )
         for pool, name, counters in self._class_counters():
             offered.add_metric([pool, name], counters.offered)
@@ -78,11 +78,13 @@ class CountersCollector(Collector):
         return offered, retries, requests, shed, attained, judged
 
     def _gauges(self) -> Iterable[Metric]:
-        queued = GaugeMetricFamily(Names.QUEUE_DEPTH, "Requests that wait for a turn.", labels=["pool", "class"])
+        queued = GaugeMetricFamily(Names.QUEUE_DEPTH, "Requests that wait in the queue.", labels=["pool", "class"])
         in_flight = GaugeMetricFamily(Names.IN_FLIGHT, "Requests between arrival and end.", labels=["pool"])
         revision = GaugeMetricFamily(Names.POLICY_REVISION, "Revision of the policy in force.", labels=["pool"])
         age = GaugeMetricFamily(Names.POLICY_AGE, "Seconds since a good policy was last read.", labels=["pool"])
-        ready = GaugeMetricFamily("headway_ready_replicas", "Replicas that would be sent to now.", labels=["pool"])
+        ready = GaugeMetricFamily(
+            "headway_ready_replicas", "Replicas that a request could be sent to now.", labels=["pool"]
+        )
         saturated = GaugeMetricFamily(
             "headway_saturated", "1 when more work is offered than the pool can carry.", labels=["pool"]
         )
@@ -105,7 +107,7 @@ class CountersCollector(Collector):
             Names.TTFT, "Arrival at the gateway to first content, per streamed request.", labels=labels
         )
         tpot = HistogramMetricFamily(Names.TPOT, "(last - first token) / (n - 1), per streamed request.", labels=labels)
-        itl = HistogramMetricFamily(Names.ITL, "Gap between two pieces of content, per gap.", labels=labels)
+        itl = HistogramMetricFamily(Names.ITL, "Gap between two events with content, per gap.", labels=labels)
         # A family with bounds below zero gets no sum from the library, because it cannot be a counter; here it is the
         # point.
         error = Metric(Names.TTFT_ERROR, "Predicted minus actual time to first token.", "histogram")
@@ -123,11 +125,11 @@ class CountersCollector(Collector):
 
 
 class Exposition:
-    """What a scrape gets: the books, and the process itself."""
+    """What a scrape gets: the counters, and the process itself."""
 
-    def __init__(self, books: CountersCollector) -> None:
+    def __init__(self, collector: CountersCollector) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(books)
+        self._registry.register(collector)
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:

@@ -46,7 +46,7 @@ class ParsedRequest:
     body: bytes
 
     def check_length(self, longest: int | None) -> None:
-        """Rejects a prompt that no replica can hold, since the admission would tell it to come back later. `longest` is
+        """Rejects a prompt that fits no replica, since the admission would tell it to come back later. `longest` is
         the largest context of any replica in tokens, None when unknown.
 
         Raises:
@@ -198,7 +198,7 @@ def _invalid(field: str, rule: str, value: object) -> RequestError:
 
 
 def _kind(value: object) -> str:
-    """The value in words: shown when short, so that nobody's prompt comes back in an error."""
+    """The value in words: quoted only when short, so that no prompt comes back in an error."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
 """The path of a request: authenticate, parse, classify, admit, wait for a grant, send to the chosen replica, stream,
 account.
 
-`Pipeline.serve` is that path in one piece. The rest makes sure that every end of a request answers the client and is
+`Pipeline.serve` is that path. The rest makes sure that every end of a request answers the client and is
 counted.
 """
 
@@ -273,7 +273,7 @@ class Pipeline:
 
 
 def _dispatch_headers(boot_id: str, grant: Grant, caller: Caller) -> dict[str, str]:
-    """What the runtime is told beside the request itself."""
+    """What the gateway tells the runtime about a request."""
     headers = {
         PRIORITY: str(grant.priority),
         CLASS: grant.request.priority_class.name,

@@ -1,4 +1,4 @@
-"""Two listening ports in one process, and how they end: not ready, nothing new, finish what runs and waits, then go."""
+"""Two listening ports in one process, and their drain: not ready, no new requests, finish what runs and waits, exit."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from headway_gateway.settings import Settings
 
 log = logging.getLogger("headway.gateway")
 
-LAST_SECONDS = 3.0
-"""For the errors that end what the drain budget did not suffice for."""
+FINAL_SECONDS = 3.0
+"""For sending errors to the requests that are not finished at the end of the drain."""
 
 
 class PortTaken(Exception):
@@ -70,7 +70,8 @@ async def listening(settings: Settings) -> AsyncIterator[tuple[Gateway, int, int
 
 
 async def serve(settings: Settings, started: Callable[[Gateway, int, int], None]) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. `started` is told the gateway and its two ports once both listen.
+    """Serves until SIGTERM or SIGINT, then drains. `started` is called with the gateway and its two ports once both
+    listen.
 
     A second signal ends the drain at once. Raises like `listening`.
     """
@@ -84,25 +85,25 @@ async def serve(settings: Settings, started: Callable[[Gateway, int, int], None]
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     async with listening(settings) as (gateway, port, control_port):
-        _spare_the_collector()
+        _tune_garbage_collection()
         started(gateway, port, control_port)
         await ending.wait()
         await drain(gateway, now)
 
 
-def _spare_the_collector() -> None:
-    """What is there by now stays, so no collection needs to look at it again. A request makes hundreds of objects that
-    go by themselves: looking for others after every second request was a fifteenth of its cost."""
+def _tune_garbage_collection() -> None:
+    """Exempts what exists by now from garbage collection, and collects less often. A request makes hundreds of objects
+    that reference counting frees: a collection after every second request was a fifteenth of the request's cost."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
 
 
 async def drain(gateway: Gateway, now: asyncio.Event) -> None:
-    """Takes nothing new, lets what runs and waits finish within the budget, and ends the rest with an error each.
+    """Sheds new requests, lets what runs and waits finish within `drain_seconds`, and ends the rest with an error each.
 
-    Connections that clients keep are ended with it: the next request on one would only learn that it came to the wrong
-    place. `now` set: no more waiting.
+    Idle client connections are closed at once, others behind their last response, since the next request would be shed.
+    Once `now` is set, nothing is waited for.
     """
     pipeline, budget = gateway.pipeline, gateway.settings.drain_seconds
     log.info("going away: %d requests are under way and have %g s", len(pipeline.active), budget)
@@ -120,7 +121,7 @@ async def drain(gateway: Gateway, now: asyncio.Event) -> None:
     for client_request in list(pipeline.active):
         client_request.stop(StopCause.DRAIN)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LAST_SECONDS):
+        async with asyncio.timeout(FINAL_SECONDS):
             await pipeline.idle.wait()
 
 
@@ -151,7 +152,7 @@ def _server(app: Front | FastAPI, settings: Settings) -> _Server:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=settings.keep_alive,  # type: ignore[arg-type]  # handed to call_later, which takes any number
-        timeout_graceful_shutdown=int(LAST_SECONDS),
+        timeout_graceful_shutdown=int(FINAL_SECONDS),
         backlog=4096,
     )
     return _Server(config)

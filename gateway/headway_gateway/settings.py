@@ -184,9 +184,9 @@ def _parser() -> argparse.ArgumentParser:
         default=default.admission_rule,
         help="who is admitted (default: %(default)s; the others are for comparison)",
     )
-    who = parser.add_argument_group("who may ask")
+    who = parser.add_argument_group("who may send requests")
     who.add_argument(
-        "--keys", type=Path, metavar="PATH", help="file or mounted Secret of API keys; without it everybody may ask"
+        "--keys", type=Path, metavar="PATH", help="file or mounted Secret of API keys; without it everybody may send"
     )
     who.add_argument(
         "--trust-class-header",

@@ -2,7 +2,7 @@
 content.
 
 Bytes in, bytes out, no I/O. Events pass unchanged and whole (so that an error can always follow one), except the
-comment that the gateway itself asked for.
+comment that the gateway itself requested.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST_TAIL = 1 << 20
 
 
 class EventStream:
-    """Feed it reads; it gives back the bytes to relay."""
+    """Takes what is read, and returns the bytes to relay."""
 
     __slots__ = ("_tail", "data_events", "usage")
 

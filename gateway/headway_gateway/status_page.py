@@ -1,4 +1,4 @@
-"""The page at /: promises against what happened, over the last minute, per class and replica.
+"""The page at /: objectives against what happened, over the last minute, per class and replica.
 
 One HTML file without a build step or outside assets, and the document that it polls. Nothing in either is a secret: no
 keys, no prompts.
@@ -20,12 +20,12 @@ from headway_core.slo import PriorityClass
 from headway_gateway.pools import Pools, ServedPool
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
-EVERY = 2.0
-WINDOW = 60.0
-HISTORY = 120
+SAMPLE_SECONDS = 2.0
+WINDOW_SECONDS = 60.0
+HISTORY_POINTS = 120
 """Points of the small charts: four minutes."""
 
-_Reading = dict[tuple[str, str], ClassReport]
+_Sample = dict[tuple[str, str], ClassReport]
 
 
 @cache
@@ -35,57 +35,57 @@ def html() -> str:
 
 
 class RecentWindow:
-    """Readings of the books over the last minutes, from which rates and quantiles of a window follow."""
+    """Samples of the counters over the last minutes, from which rates and quantiles of a window follow."""
 
     def __init__(self, pools: Pools, now: Callable[[], float]) -> None:
         self._pools = pools
         self._now = now
-        self._readings: deque[tuple[float, _Reading]] = deque(maxlen=int(WINDOW / EVERY) + 1)
+        self._samples: deque[tuple[float, _Sample]] = deque(maxlen=int(WINDOW_SECONDS / SAMPLE_SECONDS) + 1)
         self._history: dict[tuple[str, str], deque[dict[str, float | None]]] = {}
 
     async def run(self) -> None:
-        """Takes a reading every two seconds until cancelled."""
+        """Takes a sample every `SAMPLE_SECONDS` until cancelled."""
         while True:
-            self.take()
-            await asyncio.sleep(EVERY)
+            self.sample()
+            await asyncio.sleep(SAMPLE_SECONDS)
 
-    def take(self) -> None:
-        """Takes one reading."""
+    def sample(self) -> None:
+        """Takes one sample."""
         now, read = self._now(), self._read()
         for pool in self._pools:
             for slo in pool.policy.classes:
                 key = (pool.name, slo.name)
                 seen = _window(slo, read.get(key), *self._first(key, now))
-                points = self._history.setdefault(key, deque(maxlen=HISTORY))
+                points = self._history.setdefault(key, deque(maxlen=HISTORY_POINTS))
                 points.append({name: seen[name] for name in ("ttft", "tpot", "attainment", "rate")})
-        self._readings.append((now, read))
+        self._samples.append((now, read))
 
     def status(self) -> dict[str, Any]:
         """What the page shows."""
         now, read = self._now(), self._read()
         return {
             "state": self._pools.state.value,
-            "window": WINDOW,
-            "every": EVERY,
+            "windowSeconds": WINDOW_SECONDS,
+            "sampleSeconds": SAMPLE_SECONDS,
             "pools": [self._pool(pool, now, read) for pool in self._pools],
         }
 
-    def _read(self) -> _Reading:
+    def _read(self) -> _Sample:
         return {(pool.name, name): counters.read() for pool in self._pools for name, counters in pool.counters.items()}
 
     def _first(self, key: tuple[str, str], now: float) -> tuple[ClassReport, float]:
-        """The oldest reading within the window, and how long ago it was."""
-        for at, reading in self._readings:
-            if now - at <= WINDOW + EVERY and key in reading:
-                return reading[key], now - at
+        """The oldest sample within the window, and how many seconds ago it was taken."""
+        for at, sample in self._samples:
+            if now - at <= WINDOW_SECONDS + SAMPLE_SECONDS and key in sample:
+                return sample[key], now - at
         return ClassReport(), 0.0
 
-    def _pool(self, pool: ServedPool, now: float, read: _Reading) -> dict[str, Any]:
+    def _pool(self, pool: ServedPool, now: float, read: _Sample) -> dict[str, Any]:
         classes = []
         for slo in pool.policy.classes:
             key = (pool.name, slo.name)
             seen = _window(slo, read.get(key), *self._first(key, now))
-            classes.append({"name": slo.name, **_promise(slo), **seen, "history": list(self._history.get(key, ()))})
+            classes.append({"name": slo.name, **_targets(slo), **seen, "history": list(self._history.get(key, ()))})
         fleet = pool.admission.fleet
         reports = [(name, fleet.report(name)) for name in fleet]
         down = pool.replicas.down()
@@ -109,45 +109,49 @@ class RecentWindow:
         }
 
 
-def _promise(slo: PriorityClass) -> dict[str, Any]:
+def _targets(slo: PriorityClass) -> dict[str, Any]:
     ttft, tpot = slo.objectives.ttft, slo.objectives.tpot
     return {
         "ttftTarget": ttft.target if ttft else None,
         "ttftPercentile": ttft.percentile if ttft else None,
-        "perThousand": ttft.per_thousand_prompt_tokens if ttft else None,
+        "ttftPerThousandPromptTokens": ttft.per_thousand_prompt_tokens if ttft else None,
         "tpotTarget": tpot.target if tpot else None,
         "tpotPercentile": tpot.percentile if tpot else None,
     }
 
 
-def _window(slo: PriorityClass, books: ClassReport | None, before: ClassReport, seconds: float) -> dict[str, Any]:
-    """Rates, quantiles and attainment since the reading `before`; None where nothing was seen."""
-    books = books or ClassReport()
-    ttft, tpot = LogHistogram(books.ttft).since(before.ttft), LogHistogram(books.tpot).since(before.tpot)
-    gone = {name: count - before.outcomes.get(name, 0) for name, count in books.outcomes.items()}
+def _window(slo: PriorityClass, counters: ClassReport | None, before: ClassReport, seconds: float) -> dict[str, Any]:
+    """Rates, quantiles and attainment since the sample `before`; None where nothing was seen."""
+    counters = counters or ClassReport()
+    ttft, tpot = LogHistogram(counters.ttft).since(before.ttft), LogHistogram(counters.tpot).since(before.tpot)
+    gone = {name: count - before.outcomes.get(name, 0) for name, count in counters.outcomes.items()}
     missed = sum(gone.get(name, 0) for name in ("shed", "upstream_error", "timeout"))
-    judged = books.judged.get("all", 0) - before.judged.get("all", 0) + missed
-    attained = books.attained.get("all", 0) - before.attained.get("all", 0)
+    judged = counters.judged.get("all", 0) - before.judged.get("all", 0) + missed
+    attained = counters.attained.get("all", 0) - before.attained.get("all", 0)
     objectives = slo.objectives
 
-    def kept(objective: str) -> float | None:
-        """Share of those judged against it."""
-        asked = books.judged.get(objective, 0) - before.judged.get(objective, 0)
-        return (books.attained.get(objective, 0) - before.attained.get(objective, 0)) / asked if asked else None
+    def attainment(objective: str) -> float | None:
+        """The share of the judged requests that met it."""
+        judged_by_it = counters.judged.get(objective, 0) - before.judged.get(objective, 0)
+        return (
+            (counters.attained.get(objective, 0) - before.attained.get(objective, 0)) / judged_by_it
+            if judged_by_it
+            else None
+        )
 
     return {
-        "rate": (books.offered - before.offered) / seconds if seconds else None,
-        "tokenRate": (books.output_tokens - before.output_tokens) / seconds if seconds else None,
+        "rate": (counters.offered - before.offered) / seconds if seconds else None,
+        "tokenRate": (counters.output_tokens - before.output_tokens) / seconds if seconds else None,
         "ttft": ttft.quantile((objectives.ttft.percentile if objectives.ttft else 95.0) / 100),
         "tpot": tpot.quantile((objectives.tpot.percentile if objectives.tpot else 95.0) / 100),
-        "ttftKept": kept("ttft"),
-        "tpotKept": kept("tpot"),
+        "ttftAttainment": attainment("ttft"),
+        "tpotAttainment": attainment("tpot"),
         "attainment": attained / judged if judged else None,
         "shed": gone.get("shed", 0),
         "failed": gone.get("upstream_error", 0) + gone.get("timeout", 0),
-        "offered": books.offered - before.offered,
-        "queued": books.queued,
-        "inFlight": books.in_flight,
+        "offered": counters.offered - before.offered,
+        "queued": counters.queued,
+        "inFlight": counters.in_flight,
     }
 
 

@@ -1,7 +1,7 @@
-"""Requests to replicas: kept connections, raw bytes both ways, and failures sorted by what may be done about them.
+"""Requests to replicas: persistent connections, raw bytes both ways, and failures sorted by what may be done about
+them.
 
-It knows nothing of admission, pools or promises. Which replica, and whether to try another, is the pipeline's to
-decide.
+It knows nothing of admission, pools or objectives. The pipeline decides which replica, and whether to try another.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headway_core.contract.header_names import INTERNAL_HEADERS, REQUEST_ID
 from headway_gateway.http_connection import Header, HttpConnection, UpstreamError, UpstreamFailure
 
 POOL_IDLE = 4.0
-"""Seconds that an idle connection is kept: under the 5 s after which the most hasty servers close theirs."""
+"""Seconds that an idle connection is kept: less than the 5 s after which some servers close theirs."""
 CONNECT_TIMEOUT = 2.0
 
 _FORWARDED = (b"content-type", b"accept", b"user-agent", b"traceparent", b"tracestate", b"x-stainless-retry-count")
@@ -84,7 +84,7 @@ class UpstreamResponse:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def pump(self, sink: Callable[[bytes], bool], caught_up: Callable[[], Awaitable[None]]) -> bytes:
-        """The body, each piece to `sink` as it arrives, the last returned: see `HttpConnection.pump`."""
+        """The body: each chunk goes to `sink` as it arrives, the last is returned: see `HttpConnection.pump`."""
         return await self._connection.pump(sink, caught_up)
 
     async def __aenter__(self) -> UpstreamResponse:
@@ -138,7 +138,7 @@ class Upstream:
         except BaseException as error:
             connection.close()
             if isinstance(error, UpstreamError) and error.failure is UpstreamFailure.STALE:
-                # The others that are kept are as old: the next try is to have a new one.
+                # The other idle connections are as old: the next attempt shall use a new one.
                 for idle in self._idle.pop(address, ()):
                     idle.close()
             raise
@@ -189,10 +189,10 @@ class Upstream:
 
 def forwarded(headers: Iterable[Header], request_id: bytes, extra: Mapping[str, str]) -> dict[str, str]:
     """What a runtime gets to see: a few of the client's headers (names in lower case), and the gateway's own."""
-    kept = {name.decode(): value.decode("latin-1") for name, value in headers if name in _FORWARDED}
-    kept.setdefault("content-type", "application/json")
+    selected = {name.decode(): value.decode("latin-1") for name, value in headers if name in _FORWARDED}
+    selected.setdefault("content-type", "application/json")
     # The gateway reads what it relays, so it must come uncompressed.
-    return {**kept, "accept-encoding": "identity", REQUEST_ID: request_id.decode("latin-1"), **extra}
+    return {**selected, "accept-encoding": "identity", REQUEST_ID: request_id.decode("latin-1"), **extra}
 
 
 def _authority(address: HostPort) -> str:
