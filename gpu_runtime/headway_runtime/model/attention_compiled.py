@@ -89,7 +89,7 @@ class CompiledAttention:
         self._jobs = np.concatenate((decodes, np.array(chunks, dtype=np.int64).reshape(-1, 4)))
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See `models.decoder.Attention`."""
+        """See `architecture.decoder.Attention`."""
         cache, shape, jobs = self._cache, self._shape, self._jobs
         q, k, v = (x if x.stride()[1:] == (cache.head_dim, 1) else x.contiguous() for x in (q, k, v))
         shape.q_step, shape.k_step, shape.v_step = q.stride(0), k.stride(0), v.stride(0)

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from headway_runtime.model.architecture.config import ModelConfig
-from headway_runtime.model.attention_layout import DecodeRun, Span, chunk_span, decode_runs, visible_keys
+from headway_runtime.model.attention_layout import DecodeRun, Span, attend_tiles, chunk_span, decode_runs, visible_keys
 from headway_runtime.model.flat_batch import FlatBatch
 from headway_runtime.model.kv_cache import KVCache
 
@@ -99,13 +98,13 @@ class CpuAttention:
         """(key bags · block_size,)."""
         self._decodes: dict[int | None, list[_Decodes]] = {}
         self._prefills: dict[int | None, list[_Prefill]] = {}
-        self._slots = (torch.empty(0, dtype=torch.int64),) * 2
+        self._new_keys_at = (torch.empty(0, dtype=torch.int64),) * 2
 
     def begin(self, batch: FlatBatch) -> None:
         """Lay out one iteration: where its new keys go, and what each kind of layer reads."""
         size, tables = self._cache.block_size, self._tables
         blocks = tables[batch.slots, batch.positions // size].astype(np.int64)
-        self._slots = torch.from_numpy(blocks), torch.from_numpy(batch.positions % size)
+        self._new_keys_at = torch.from_numpy(blocks), torch.from_numpy(batch.positions % size)
         for window in dict.fromkeys(self._windows):
             runs = decode_runs(batch, tables, size, window, slack=_SLACK, most_blocks=self._most_blocks)
             self._decodes[window] = [self._bags_of(some) for some in _together(runs, self._most_blocks)]
@@ -114,9 +113,9 @@ class CpuAttention:
             self._prefills[window] = [self._pieces_of(span, self._masks[window]) for span in spans]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See `models.decoder.Attention`."""
+        """See `architecture.decoder.Attention`."""
         cache = self._cache
-        cache.store(layer, k, v, *self._slots)
+        cache.store(layer, k, v, *self._new_keys_at)
         q = q.view(-1, cache.kv_heads, self._groups, cache.head_dim)  # (tokens, H, G, D)
         out = torch.empty_like(q)
         for decodes in self._decodes[self._windows[layer]]:
@@ -127,7 +126,7 @@ class CpuAttention:
                 seen = k[part].transpose(0, 1), v[part].transpose(0, 1)
             else:
                 seen = self._gather(layer, chunk.blocks, chunk.pieces)
-            self._prefill(chunk, q[part], *seen, out[part])
+            attend_tiles(q[part], *seen, chunk.tiles, out[part])
         return out.flatten(1)
 
     def _decode(self, layer: int, decodes: _Decodes, q: torch.Tensor) -> torch.Tensor:
@@ -158,20 +157,6 @@ class CpuAttention:
         keys = self._buffer[count : count * 3 // 2].view(cache.kv_heads, blocks, cache.block_size, cache.head_dim)
         keys.copy_(laid.view(cache.kv_heads, blocks, cache.head_dim, cache.block_size).transpose(2, 3))
         return keys.flatten(1, 2), values.view(cache.kv_heads, -1, cache.head_dim)
-
-    def _prefill(
-        self, chunk: _Prefill, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        """q and out (queries, H, G, D); keys and values (H, keys, D)."""
-        keys, values = keys.unsqueeze(1), values.unsqueeze(1)
-        for first, last, visible, mask in chunk.tiles:
-            seen = functional.scaled_dot_product_attention(
-                q[first:last].permute(1, 2, 0, 3),  # (H, G, queries, D)
-                keys[:, :, :visible].expand(-1, self._groups, -1, -1),  # the G queries of a KV head read one copy
-                values[:, :, :visible].expand(-1, self._groups, -1, -1),
-                mask,
-            )
-            out[first:last] = seen.permute(2, 0, 1, 3)
 
     # ------------------------------------------------------------ layout
 

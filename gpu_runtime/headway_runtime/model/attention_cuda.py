@@ -14,10 +14,9 @@ from dataclasses import astuple, dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from headway_runtime.model.architecture.config import ModelConfig
-from headway_runtime.model.attention_layout import DecodeRun, Tile, chunk_span, decode_runs, visible_keys
+from headway_runtime.model.attention_layout import DecodeRun, Tile, attend_tiles, chunk_span, decode_runs, visible_keys
 from headway_runtime.model.flat_batch import FlatBatch
 from headway_runtime.model.kv_cache import KVCache
 from headway_runtime.model.logits_processors import to_device
@@ -56,13 +55,13 @@ class CudaAttention:
         self._device = cache.data.device
         self._decodes: dict[int | None, list[_Gather]] = {}
         self._prefills: dict[int | None, list[_Gather]] = {}
-        self._slots = (torch.empty(0, dtype=torch.int64),) * 2
+        self._new_keys_at = (torch.empty(0, dtype=torch.int64),) * 2
 
     def begin(self, batch: FlatBatch) -> None:
         """Lay out one iteration: where its new keys go, and what each kind of layer reads."""
         size, tables = self._cache.block_size, self._tables
         blocks = tables[batch.slots, batch.positions // size].astype(np.int64)
-        self._slots = to_device(blocks, self._device), to_device(batch.positions % size, self._device)
+        self._new_keys_at = to_device(blocks, self._device), to_device(batch.positions % size, self._device)
         for window in dict.fromkeys(self._windows):
             runs = decode_runs(batch, tables, size, window, slack=_SLACK, most_blocks=_MOST_BLOCKS)
             self._decodes[window] = [
@@ -80,9 +79,9 @@ class CudaAttention:
             ]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See `models.decoder.Attention`."""
+        """See `architecture.decoder.Attention`."""
         cache = self._cache
-        cache.store(layer, k, v, *self._slots)
+        cache.store(layer, k, v, *self._new_keys_at)
         q = q.view(-1, cache.kv_heads, self._groups, cache.head_dim)  # (tokens, H, G, D)
         out = torch.empty_like(q)
         for run in self._decodes[self._windows[layer]]:
@@ -104,16 +103,8 @@ class CudaAttention:
     def _prefill(self, layer: int, chunk: _Gather, q: torch.Tensor, out: torch.Tensor) -> None:
         """q and out (queries, H, G, D)."""
         keys, values = self._read(layer, chunk)
-        keys = keys.transpose(3, 4).flatten(2, 3).transpose(0, 1)  # (H, 1, keys, D)
-        values = values.flatten(2, 3).transpose(0, 1)
-        for first, last, visible, mask in chunk.masks:
-            seen = functional.scaled_dot_product_attention(
-                q[first:last].permute(1, 2, 0, 3),  # (H, G, queries, D)
-                keys[:, :, :visible].expand(-1, self._groups, -1, -1),
-                values[:, :, :visible].expand(-1, self._groups, -1, -1),
-                mask,
-            )
-            out[first:last] = seen.permute(2, 0, 1, 3)
+        keys = keys.transpose(3, 4).flatten(2, 3).squeeze(0)  # (H, keys, D)
+        attend_tiles(q, keys, values.flatten(2, 3).squeeze(0), chunk.masks, out)
 
     def _read(self, layer: int, gather: _Gather) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys (rows, H, blocks, D, block_size) and values (rows, H, blocks, block_size, D)."""

@@ -3,16 +3,19 @@ theirs to see.
 
 Host arrays, but for what a chunk's queries see, which is computed on the device that asks. Decoding rows are padded to
 others of nearly their length, never to the longest; a prefill chunk stands alone and is cut into tiles of queries, so
-that most of the half of the square that lies in the future is not computed.
+that most of the half of the square that lies in the future is not computed. `attend_tiles` is a chunk's attention for
+the backends that gather its keys first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from headway_runtime.model.flat_batch import Chunk, FlatBatch
 
@@ -106,3 +109,26 @@ def visible_keys(queries: int, keys: int, window: int | None, device: torch.devi
     key_ages = torch.arange(keys - 1, -1, -1, device=device)
     visible = query_ages <= key_ages
     return visible if window is None else visible & (key_ages - query_ages < window)
+
+
+def attend_tiles(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tiles: Iterable[tuple[int, int, int, torch.Tensor | None]],
+    out: torch.Tensor,
+) -> None:
+    """A chunk's attention, tile by tile: q and out (queries, H, G, D); keys and values (H, keys, D).
+
+    A tile is (first query, last query, keys, additive mask).
+    """
+    keys, values = keys.unsqueeze(1), values.unsqueeze(1)
+    groups = q.shape[2]
+    for first, last, visible, mask in tiles:
+        attended = functional.scaled_dot_product_attention(
+            q[first:last].permute(1, 2, 0, 3),  # (H, G, queries, D)
+            keys[:, :, :visible].expand(-1, groups, -1, -1),  # the G queries of a KV head read one copy
+            values[:, :, :visible].expand(-1, groups, -1, -1),
+            mask,
+        )
+        out[first:last] = attended.permute(2, 0, 1, 3)
