@@ -11,7 +11,7 @@ within a round; its median and range are reported.
 Ours runs in the environment that the runtime gives its engine process, huge pages included; peers run as they come.
 With THP_MEM_ALLOC_ENABLE=1 before the command, torch gives huge pages to all of them. `transformers` is its continuous
 batching with its own defaults, as `generate_batch` runs it. In `transformers-sized` an iteration takes 128 tokens
-instead of 8,192, and the cache has room for what is asked for: each token attends, masked, to all that is cached for
+instead of 8,192, and the cache is as long as what is asked for: each token attends, masked, to all that is cached for
 all requests, and that is less then.
 
 A peer that is not given, or does not start, is reported as not measured. vLLM: `pip install torch==2.13.0`, then the

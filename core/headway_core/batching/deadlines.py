@@ -1,8 +1,8 @@
-"""The promised pace of those that decode: which TPOT target an iteration has to keep.
+"""The TPOT targets of the sequences that decode: which of them an iteration has to keep.
 
-Counted from the actual first token, not from the promised one: a first token that came early must not become slack that
-one long prefill swallows. A sequence is past recovery when its last token would be late even if every iteration from
-now on carried no prefill; it leaves the minimum then, or it would starve prefill for ever without gaining anything.
+Deadlines count from the actual first token, not from its target: a first token that came early must not become slack
+for one long prefill. A sequence is past recovery when its last token would be late even if no iteration from now on
+carried prefill. It leaves the minimum then: it would hold prefill back for ever and still miss its target.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TokenDeadlines:
     def tightest(self, fastest: float, now: float) -> float | None:
         """The smallest target, seconds, that somebody can still keep; None when there is none.
 
-        `fastest`: seconds that an iteration takes at least. Those past recovery are dropped on the way: each is looked
-        at in vain once.
+        `fastest`: seconds that an iteration takes at least. Those past recovery are dropped on the way, so
+        each is visited in vain once.
         """
         for target in sorted(self._by_target):
             for seq in list(self._by_target[target].values()):

@@ -1,4 +1,4 @@
-"""What the scheduler asks of an executor, and what it is told back. Integers only: a plan can be sent to other
+"""What the scheduler asks of an executor, and what it gets back. Integers only: a plan can be sent to other
 processes as it is.
 
 `PlanItem`, `ItemResult` and `Event` are named tuples because every running sequence has one of each in every iteration,

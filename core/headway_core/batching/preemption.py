@@ -5,7 +5,7 @@
 * Never a class above the one that asks, never the promoted one.
 * Never the oldest of the highest class that runs, so that somebody always gets to the end.
 * Never one that was preempted `SHIELDED_AFTER` times while another can be found.
-* A newcomer evicts only strictly lower classes, and nobody at all unless that makes enough room.
+* A newcomer evicts only strictly lower classes, and nobody at all unless that frees enough blocks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def victims_for_start(
             break
     else:
         return []
-    # The last one may have made room enough without some that came before it.
+    # The last one may be enough without some that came before it.
     for seq in list(chosen):
         rest = [other for other in chosen if other is not seq]
         if rest and enough(rest):

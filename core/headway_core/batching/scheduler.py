@@ -234,7 +234,7 @@ class Scheduler:
         again = max(0, min(start + count, seq.max_computed) - start)
         self.counters.recomputed_tokens += again
         self.counters.prefill_tokens += count - again
-        self._state.tally.prefilled(seq, count)
+        self._state.tally.count_prefilled(seq, count)
 
     def _first_token(self, seq: Sequence, now: float) -> None:
         """Its prefill is complete, for the first time or again."""

@@ -60,15 +60,15 @@ class ClassTally:
     def __init__(self) -> None:
         self._counts: dict[int, list[int]] = {}
 
-    def put_in(self, seq: Sequence) -> None:
+    def add(self, seq: Sequence) -> None:
         """Counts it as it is now."""
         self._count(seq, 1)
 
-    def take_out(self, seq: Sequence) -> None:
+    def remove(self, seq: Sequence) -> None:
         """No longer counts it; it must be as it was when it was put in."""
         self._count(seq, -1)
 
-    def prefilled(self, seq: Sequence, tokens: int) -> None:
+    def count_prefilled(self, seq: Sequence, tokens: int) -> None:
         """So many fewer of its tokens remain."""
         self._counts[seq.priority][2] -= tokens
 
@@ -80,7 +80,7 @@ class ClassTally:
         """Compares the tally with all sequences. Raises AssertionError."""
         fresh = ClassTally()
         for seq in sequences:
-            fresh.put_in(seq)
+            fresh.add(seq)
         if fresh.classes() != self.classes():
             raise AssertionError(f"the tally says {self.classes()}, the sequences {fresh.classes()}")
 

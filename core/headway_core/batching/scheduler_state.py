@@ -77,7 +77,7 @@ class SchedulerState:
         """A newcomer."""
         seq.epoch = self._next_epoch()
         self.sequences[seq.seq_id] = seq
-        self.tally.put_in(seq)
+        self.tally.add(seq)
         reusable = self.prefix_caching and seq.digests and seq.num_prompt > self.block_size
         if not (reusable and self.groups.hold(seq)):
             self._wait(seq, now)
@@ -87,7 +87,7 @@ class SchedulerState:
         cache."""
         self.waiting.remove(seq)
         self.ageing.working(seq, now)
-        self.tally.take_out(seq)
+        self.tally.remove(seq)
         resumed = seq.state is State.PREEMPTED
         seq.move(Move.START)
         self.pool.hold(hits)
@@ -109,25 +109,25 @@ class SchedulerState:
             seq.cached_tokens = seq.num_computed
         self.prefilling[seq.seq_id] = seq
         self.running_priorities[self.policy.preemption_priority(seq)] += 1
-        self.tally.put_in(seq)
+        self.tally.add(seq)
         return slot
 
     def preempt(self, seq: Sequence, now: float) -> None:
         """A running sequence loses what it holds and waits again; what it has in flight is dropped."""
-        self.tally.take_out(seq)
+        self.tally.remove(seq)
         seq.max_computed = max(seq.max_computed, seq.num_computed)
         self._release(seq)
         seq.move(Move.PREEMPT)
         seq.preemptions += 1
         seq.epoch = self._next_epoch()
         seq.num_computed = seq.num_inflight = seq.prefill_end = 0
-        self.tally.put_in(seq)
+        self.tally.add(seq)
         self._wait(seq, now)
         self.events.append(Event(EventKind.PREEMPTED, seq.seq_id))
 
     def leave(self, seq: Sequence, now: float) -> None:
         """A sequence ends, in whatever state it is."""
-        self.tally.take_out(seq)
+        self.tally.remove(seq)
         del self.sequences[seq.seq_id]
         if seq.state is State.RUNNING:
             self._release(seq)

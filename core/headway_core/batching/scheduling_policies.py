@@ -36,7 +36,7 @@ class SchedulingPolicy(Protocol):
     def preempts(self) -> bool:
         """Whether sequences are evicted for blocks, and for slots where `preemption_priority` differs.
 
-        False: a sequence starts only when there is room for its whole length, which it then holds to its end.
+        False: a sequence starts only with blocks for its whole length, which it then holds to its end.
         """
 
     @property
@@ -69,8 +69,8 @@ class StepTimes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fcfs:
-    """First come, first served, without preemption: room for the whole length is set aside; the first that does not fit
-    holds up all."""
+    """First come, first served, without preemption: a sequence starts with blocks for its whole length, and the first
+    that does not fit holds up all behind it."""
 
     preempts: bool = False
     promote_after: float | None = None
@@ -132,7 +132,7 @@ class PriorityPreemptive:
 
 @dataclass(frozen=True, slots=True)
 class SloAware(PriorityPreemptive):
-    """Priority with preemption, and as much prefill as the decodes' promised pace leaves room for.
+    """Priority with preemption, and as much prefill as the decodes' TPOT targets allow.
 
     The budget is the largest p with t(p, n, c) within the tightest TPOT target that a running sequence can still keep,
     whatever slack it has, and within `longest_iteration`, since an iteration is the atom of cancelling. It is never

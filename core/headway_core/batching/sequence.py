@@ -67,9 +67,9 @@ class Sequence:
     group: int | None = None
     """Sequences of one group have one prompt: the first added leads, the others wait until its prompt can be reused."""
     tpot_target: float | None = None
-    """Seconds per output token that were promised, for policies that obey it."""
+    """Target in seconds per output token, for policies that keep it."""
     ttft_target: float | None = None
-    """Seconds to the first token that were promised, for policies that obey it."""
+    """Target in seconds to the first token, for policies that keep it."""
 
     state: State = State.WAITING
     epoch: int = 0

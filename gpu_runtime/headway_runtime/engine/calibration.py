@@ -60,8 +60,8 @@ class Calibration:
         return max(LEAST_BUDGET, min(at_most, int(tokens * LONGEST_ITERATION / seconds) // 16 * 16))
 
     def run(self, model: StepTimeModel, budget: int, progress: Callable[[int, int], None]) -> None:
-        """Measures the grid for this prefill budget and gives it to `model`; `progress` hears (shapes done, shapes in
-        all)."""
+        """Measures the grid for this prefill budget and gives it to `model`; calls `progress` with (shapes done, shapes
+        in all)."""
         shapes = calibration_shapes(
             max_num_seqs=self._max_num_seqs,
             prefill_token_budget=budget,

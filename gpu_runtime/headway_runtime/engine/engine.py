@@ -33,7 +33,7 @@ from headway_runtime.ipc.messages import AddSequence, Commands, Ended, EndReason
 from headway_runtime.model.model_runner import ModelRunner, StepOutput
 
 
-class StepClock(Protocol):
+class StepTimePredictor(Protocol):
     """What predicts and learns the length of iterations (`headway_core.latency.StepTimeModel`)."""
 
     def predict(self, shape: IterationShape) -> float | None:
@@ -48,11 +48,11 @@ class LiveSequence:
     """A sequence as the engine holds it: its scheduler's record, all its tokens, and when it ends."""
 
     seq: Sequence
-    asked: AddSequence
+    request: AddSequence
     tokens: TokenIds
     """Prompt and output; the first `length` entries are known."""
     length: int
-    ending: frozenset[int]
+    end_ids: frozenset[int]
     bound_epoch: int | None = None
     """The epoch for which its slot was bound; None before the first."""
 
@@ -63,9 +63,9 @@ class LiveSequence:
         self.tokens[self.length] = token
         self.length += 1
 
-    def finished(self, now: float) -> FinishedRequest | None:
+    def finished_request(self, now: float) -> FinishedRequest | None:
         """What it was, now that it is over; None when it never had a token."""
-        prompt = len(self.asked.prompt)
+        prompt = len(self.request.prompt)
         return (
             FinishedRequest(now, prompt, self.seq.cached_tokens, self.length - prompt) if self.length > prompt else None
         )
@@ -99,7 +99,7 @@ class Engine:
         self,
         runner: ModelRunner,
         scheduler: Scheduler,
-        step_clock: StepClock,
+        step_times: StepTimePredictor,
         *,
         limits: EngineLimits,
         prefix_caching: bool = True,
@@ -108,7 +108,7 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self._runner = runner
-        self._step_clock = step_clock
+        self._step_times = step_times
         self._limits = limits
         self._block_size = limits.block_size
         self._prefix_caching = prefix_caching
@@ -132,33 +132,36 @@ class Engine:
         now = self._clock()
         if commands.knobs is not None:
             self.set_knobs(commands.knobs)
-        for asked in commands.add:
+        for request in commands.add:
             try:
-                self.add(asked, now)
+                self.add(request, now)
             except (Unschedulable, RequestError) as error:
-                self._ended.append(Ended(asked.seq_id, EndReason.ERROR, str(error)))
+                self._ended.append(Ended(request.seq_id, EndReason.ERROR, str(error)))
         return tuple(finished for seq_id in commands.cancel if (finished := self.cancel(seq_id, now)) is not None)
 
-    def add(self, asked: AddSequence, now: float) -> None:
+    def add(self, request: AddSequence, now: float) -> None:
         """Takes a sequence. Raises Unschedulable, or RequestError for parameters that this vocabulary does not
         allow."""
-        asked.params.check_vocabulary(self._runner.vocab_size)
+        request.params.check_vocabulary(self._runner.vocab_size)
+        prompt, digests = request.prompt, []
+        if self._prefix_caching:
+            digests = prefix_digests(prompt.tolist(), self._block_size, request.salt)
         seq = Sequence(
-            seq_id=asked.seq_id,
-            priority=asked.priority,
-            arrival=asked.arrival,
-            num_prompt=len(asked.prompt),
-            max_tokens=asked.max_tokens,
-            digests=prefix_digests(asked.prompt.tolist(), self._block_size, asked.salt) if self._prefix_caching else [],
-            group=asked.group,
-            tpot_target=asked.tpot_target,
-            ttft_target=asked.ttft_target,
+            seq_id=request.seq_id,
+            priority=request.priority,
+            arrival=request.arrival,
+            num_prompt=len(prompt),
+            max_tokens=request.max_tokens,
+            digests=digests,
+            group=request.group,
+            tpot_target=request.tpot_target,
+            ttft_target=request.ttft_target,
         )
         self.scheduler.add(seq, now)
-        tokens = np.zeros(len(asked.prompt) + min(asked.max_tokens, 256), dtype=np.int32)
-        tokens[: len(asked.prompt)] = asked.prompt
-        ending = asked.params.ending_ids(self._runner.eos_ids)
-        self._live[asked.seq_id] = LiveSequence(seq, asked, tokens, len(asked.prompt), ending)
+        tokens = np.zeros(len(prompt) + min(request.max_tokens, 256), dtype=np.int32)
+        tokens[: len(prompt)] = prompt
+        end_ids = request.params.ending_ids(self._runner.eos_ids)
+        self._live[request.seq_id] = LiveSequence(seq, request, tokens, len(prompt), end_ids)
 
     def cancel(self, seq_id: int, now: float) -> FinishedRequest | None:
         """Gives a sequence up, in whatever state it is; one that has ended already is passed over. None when it had no
@@ -169,7 +172,7 @@ class Engine:
         self.scheduler.cancel(seq_id, now)
         if not self._live:
             self._ended_at = None
-        return live.finished(now)
+        return live.finished_request(now)
 
     def set_knobs(self, knobs: Knobs) -> None:
         """The knobs from the next iteration on; the start-up limits where they are None or above them."""
@@ -191,13 +194,13 @@ class Engine:
             return None
         began = now if self._ended_at is None else self._ended_at
         knobs, load = self.scheduler.knobs, self.scheduler.load()
-        predicted = self._step_clock.predict(plan.shape)
+        predicted = self._step_times.predict(plan.shape)
         output = self._execute(plan)
         if self._pad is not None:
             self._pad(plan, self._clock() - began)
         now = self._clock()
         elapsed = now - began
-        self._step_clock.observe(plan.shape, elapsed)
+        self._step_times.observe(plan.shape, elapsed)
         sampled = [item for item in plan.items if item.samples]
         reasons = self._account(sampled, output)
         outcomes = tuple(ItemResult(item.seq_id, item.epoch, reasons[item.seq_id] is not None) for item in sampled)
@@ -209,13 +212,13 @@ class Engine:
                 live = self._live.pop(event.seq_id)
                 reason, message = reasons[event.seq_id] or (EndReason.LENGTH, "")
                 self._ended.append(Ended(event.seq_id, reason, message))
-                if (one := live.finished(now)) is not None:
+                if (one := live.finished_request(now)) is not None:
                     finished.append(one)
         self._ended_at = now if self._live else None
         return StepRecord(plan, knobs, load, began, predicted, elapsed, tokens, self.take_ended(), tuple(finished))
 
     def take_ended(self) -> tuple[Ended, ...]:
-        """Sequences that have ended since this was asked last."""
+        """Sequences that have ended since the last call."""
         ended, self._ended = tuple(self._ended), []
         return ended
 
@@ -225,7 +228,7 @@ class Engine:
         for item in plan.items:
             live = self._live[item.seq_id]
             if live.bound_epoch != item.epoch:
-                self._runner.bind(item.slot, live.tokens[: live.length], live.asked.params, len(live.asked.prompt))
+                self._runner.bind(item.slot, live.tokens[: live.length], live.request.params, len(live.request.prompt))
                 live.bound_epoch = item.epoch
         return self._runner.execute(plan.items)
 
@@ -238,16 +241,16 @@ class Engine:
                 reasons[item.seq_id] = (EndReason.ERROR, output.errors[at])
                 continue
             live.append(token)
-            num_output = live.length - len(live.asked.prompt)
-            if token in live.ending and num_output >= live.asked.params.min_tokens:
+            num_output = live.length - len(live.request.prompt)
+            if token in live.end_ids and num_output >= live.request.params.min_tokens:
                 reasons[item.seq_id] = (EndReason.STOP, "")
-            elif num_output >= live.asked.max_tokens:
+            elif num_output >= live.request.max_tokens:
                 reasons[item.seq_id] = (EndReason.LENGTH, "")
             else:
                 reasons[item.seq_id] = None
                 if self._prefix_caching and live.length % self._block_size == 0:
                     extend_digests(
-                        live.seq.digests, live.tokens[: live.length].tolist(), self._block_size, live.asked.salt
+                        live.seq.digests, live.tokens[: live.length].tolist(), self._block_size, live.request.salt
                     )
         return reasons
 
@@ -257,14 +260,14 @@ class Engine:
             if at in output.errors:
                 continue
             live = self._live[item.seq_id]
-            first = live.length == len(live.asked.prompt) + 1
+            first = live.length == len(live.request.prompt) + 1
             cached = live.seq.cached_tokens if first else None
-            tokens.append(TokenOut(item.seq_id, token, cached, _logprobs(output, at, live.asked.params.logprobs)))
+            tokens.append(TokenOut(item.seq_id, token, cached, _logprobs(output, at, live.request.params.logprobs)))
         return tuple(tokens)
 
 
 def _logprobs(output: StepOutput, at: int, wanted: int | None) -> TokenLogprobs | None:
-    """What was asked about the token at place `at`."""
+    """The log-probabilities that the request wants of the token at place `at`."""
     result = output.sampled
     if wanted is None or result.logprobs is None:
         return None

@@ -19,7 +19,7 @@ from headway_core.latency import StepTimeModel
 from headway_runtime.ipc.messages import EngineLoad
 
 MIX_SECONDS = 60.0
-"""How far back the mix looks: as far as a promise is judged by default. Until old requests are forgotten, knobs are
+"""Window of the mix: as long as the default window in which an SLO is measured. Until old requests leave it, knobs are
 wrong for new ones."""
 _MAX_FINISHED = 2000
 
@@ -43,30 +43,30 @@ class EngineStats:
         self._limits = limits
         self._rates = EngineRates()
         self._finished: deque[FinishedRequest] = deque(maxlen=_MAX_FINISHED)
-        self._left_before = 0
+        self._finished_before = 0
         self._released_before = 0
 
-    def left(self, finished: FinishedRequest) -> None:
+    def record_finished(self, finished: FinishedRequest) -> None:
         """A sequence is done, by itself or because its reader has all that it wanted."""
         self._finished.append(finished)
 
-    def stepped(self, plan: IterationPlan, during: SchedulerLoad, *, began: float, ended: float) -> None:
+    def record_iteration(self, plan: IterationPlan, during: SchedulerLoad, *, began: float, ended: float) -> None:
         """An iteration is complete; `during` is the load while it ran."""
         counters = self._scheduler.counters
-        left = counters.finished + counters.cancelled
+        finished = counters.finished + counters.cancelled
         self._rates.observe(
             plan,
             during,
             seconds=ended - began,
-            finished=left - self._left_before,
+            finished=finished - self._finished_before,
             released_blocks=self._scheduler.released_blocks - self._released_before,
             now=ended,
         )
-        self._left_before, self._released_before = left, self._scheduler.released_blocks
+        self._finished_before, self._released_before = finished, self._scheduler.released_blocks
 
-    def idle(self) -> None:
-        """There is nothing to do: what left and was released by now is not the next iteration's."""
-        self._left_before = self._scheduler.counters.finished + self._scheduler.counters.cancelled
+    def mark_idle(self) -> None:
+        """The engine is idle: what finished and was released by now does not count for the next iteration."""
+        self._finished_before = self._scheduler.counters.finished + self._scheduler.counters.cancelled
         self._released_before = self._scheduler.released_blocks
 
     def snapshot(self, now: float) -> EngineLoad:
@@ -98,8 +98,8 @@ class EngineStats:
         )
 
     def _expected_prefill_rate(self, load: SchedulerLoad, mix: Mix | None) -> float | None:
-        """C by the step-time model, for when no iteration filled its budget lately: a quiet minute must not make the
-        door blind."""
+        """C by the step-time model, for when no iteration filled its budget lately: admission needs C after a quiet
+        minute too."""
         budget = self._scheduler.prefill_token_budget
         held = round(load.running * mix.context_tokens) if mix is not None else 0
         seconds = self._model.predict(

@@ -24,12 +24,12 @@ def choose_num_blocks(settings: EngineSettings, checkpoint: Checkpoint, max_mode
     block_bytes = KVCache.bytes_per_token(checkpoint.config, checkpoint.dtype) * settings.block_size
     memory = settings.kv_cache_memory_bytes
     if memory is None:
-        memory = CPU_DEFAULT if settings.device == "cpu" else _left_on_gpu(settings.device, checkpoint)
+        memory = CPU_DEFAULT if settings.device == "cpu" else _free_gpu_bytes(settings.device, checkpoint)
     useful = settings.max_num_seqs * -(-max_model_len // settings.block_size)
     return min(memory // block_bytes, useful)
 
 
-def _left_on_gpu(device: str, checkpoint: Checkpoint) -> int:
+def _free_gpu_bytes(device: str, checkpoint: Checkpoint) -> int:
     free, _ = torch.cuda.mem_get_info(torch.device(device))
     weights = sum(math.prod(shape) for shape in checkpoint.config.tensor_shapes().values()) * checkpoint.dtype.itemsize
     return max(0, int(free * GPU_SHARE) - weights)

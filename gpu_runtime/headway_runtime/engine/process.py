@@ -50,15 +50,19 @@ _SPINS_ALLOWED = 1000
 
 
 class EngineLoop:
-    """An engine with its statistics, its step-time model and its log; built from settings, run on a channel. `tell` is
-    given lines of progress."""
+    """An engine with its statistics, its step-time model and its log; built from settings, run on a channel.
 
-    def __init__(self, settings: EngineSettings, eos_ids: list[int], tell: Callable[[str], None]) -> None:
+    `report_progress` is called with a line of text at each step of the start.
+    """
+
+    def __init__(self, settings: EngineSettings, eos_ids: list[int], report_progress: Callable[[str], None]) -> None:
         began = time.monotonic()
         checkpoint = open_checkpoint(Path(settings.model), settings.dtype, settings.device)
         max_model_len, num_blocks = _sizes(settings, checkpoint)
         dtype = str(checkpoint.dtype).removeprefix("torch.")
-        tell(f"loading {checkpoint.name} ({checkpoint.config.num_layers} layers, {dtype}) on {settings.device}")
+        report_progress(
+            f"loading {checkpoint.name} ({checkpoint.config.num_layers} layers, {dtype}) on {settings.device}"
+        )
         runner = ModelRunner(
             checkpoint,
             max_num_seqs=settings.max_num_seqs + 1,  # calibration runs a prefill beside a full batch
@@ -69,15 +73,15 @@ class EngineLoop:
             threads=settings.threads,
             eos_ids=eos_ids,
         )
-        tell(
+        report_progress(
             f"loaded in {time.monotonic() - began:.1f} s; {num_blocks} KV blocks hold "
             f"{num_blocks * settings.block_size} tokens"
         )
-        tell(f"layout of the matrices: {runner.layouts}")
+        report_progress(f"layout of the matrices: {runner.layouts}")
         if settings.device == "cpu" and checkpoint.dtype == torch.float32 and isinstance(reason := kernels(), str):
-            tell(f"serving without our own kernels, which is slower: {reason}")
+            report_progress(f"serving without our own kernels, which is slower: {reason}")
         model = StepTimeModel()
-        budget = _calibrate(settings, runner, model, num_blocks, max_model_len, tell)
+        budget = _calibrate(settings, runner, model, num_blocks, max_model_len, report_progress)
         self.limits = EngineLimits(settings.max_num_seqs, budget, max_model_len, settings.block_size, num_blocks)
         scheduler = Scheduler(
             num_blocks=num_blocks,
@@ -114,8 +118,8 @@ class EngineLoop:
         channel.send(StepReport(self._applied, load=self._stats.snapshot(time.monotonic())).pack())
         while True:
             if self.engine.idle:
-                self._stats.idle()
-            messages = channel.drain(wait=self.engine.idle)
+                self._stats.mark_idle()
+            messages = channel.receive(wait=self.engine.idle)
             for message in messages:
                 self._apply(Commands.unpack(message))
             step = self.engine.step()
@@ -123,28 +127,28 @@ class EngineLoop:
             if spins > _SPINS_ALLOWED:
                 raise RuntimeError("the scheduler holds sequences and plans nothing")
             if step is not None or messages:
-                channel.send(self._report(step, news=bool(messages)).pack())
+                channel.send(self._report(step, after_commands=bool(messages)).pack())
 
     def _apply(self, commands: Commands) -> None:
         for finished in self.engine.apply(commands):
-            self._stats.left(finished)
+            self._stats.record_finished(finished)
         self._applied = commands.number
 
-    def _report(self, step: StepRecord | None, *, news: bool) -> StepReport:
+    def _report(self, step: StepRecord | None, *, after_commands: bool) -> StepReport:
         now = time.monotonic()
         if step is None:
             return StepReport(self._applied, ended=self.engine.take_ended(), load=self._stats.snapshot(now))
         for finished in step.finished:
-            self._stats.left(finished)
-        self._stats.stepped(step.plan, step.load, began=step.began, ended=step.began + step.elapsed)
+            self._stats.record_finished(finished)
+        self._stats.record_iteration(step.plan, step.load, began=step.began, ended=step.began + step.elapsed)
         if self._log is not None:
             try:
                 self._log.write(json.dumps(self._log_entry(step)) + "\n")
             except OSError as error:  # a full disk is no reason to end requests
-                say(f"--iteration-log is written no further: {error}")
+                log_progress(f"--iteration-log is written no further: {error}")
                 self._log = None
         load = None
-        if news or self.engine.idle or now - self._load_at >= LOAD_INTERVAL:
+        if after_commands or self.engine.idle or now - self._load_at >= LOAD_INTERVAL:
             load, self._load_at = self._stats.snapshot(now), now
         return StepReport(self._applied, step.tokens, step.ended, step.elapsed, step.predicted, load)
 
@@ -162,7 +166,7 @@ class EngineLoop:
         }
 
 
-def say(text: str) -> None:
+def log_progress(text: str) -> None:
     """A line of progress for whoever started this. Lost when its file has no room: serving goes on."""
     with contextlib.suppress(OSError):
         print(f"headway-runtime: engine: {text}", file=sys.stderr, flush=True)  # noqa: T201 -- progress is meant for people
@@ -196,7 +200,7 @@ def _calibrate(
     model: StepTimeModel,
     num_blocks: int,
     max_model_len: int,
-    tell: Callable[[str], None],
+    report_progress: Callable[[str], None],
 ) -> int:
     """Teaches `model` how long iterations take and returns the prefill budget, the given one or one that keeps them
     short."""
@@ -214,11 +218,11 @@ def _calibrate(
     began = time.monotonic()
     at_most = CPU_BUDGET if settings.device == "cpu" else GPU_BUDGET
     guess = given or calibration.largest_budget(at_most)
-    tell("measuring how long iterations take (some seconds)")
+    report_progress("measuring how long iterations take (some seconds)")
 
     def progress(done: int, shapes: int) -> None:
         if done and done % 6 == 0:
-            tell(f"measured {done} of {shapes} shapes")
+            report_progress(f"measured {done} of {shapes} shapes")
 
     calibration.run(model, guess, progress)
     budget = given
@@ -227,11 +231,11 @@ def _calibrate(
             LONGEST_ITERATION, settings.max_num_seqs // 2, settings.max_num_seqs * 128, at_most=guess
         )
         budget = max(min(LEAST_BUDGET, guess), (fitting or 0) // 16 * 16)
-    tell(f"measured in {time.monotonic() - began:.1f} s; prefill token budget {budget}")
+    report_progress(f"measured in {time.monotonic() - began:.1f} s; prefill token budget {budget}")
     return budget
 
 
-def _end_with_server(server: socket.socket) -> None:
+def _exit_with_server(server: socket.socket) -> None:
     """Waits until the server's end of the channel is closed and ends this process: loading and measuring take long and
     read no messages."""
     poll = select.poll()
@@ -246,16 +250,16 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     server = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_end_with_server, args=(server,), daemon=True).start()
+    threading.Thread(target=_exit_with_server, args=(server,), daemon=True).start()
     channel = EngineChannel(server)
 
-    def tell(text: str) -> None:
-        say(text)
+    def report_progress(text: str) -> None:
+        log_progress(text)
         channel.send({"progress": text})
 
     try:
-        start = channel.drain(wait=True)[0]
-        loop = EngineLoop(EngineSettings(**start["settings"]), start["eos_ids"], tell)
+        start = channel.receive(wait=True)[0]
+        loop = EngineLoop(EngineSettings(**start["settings"]), start["eos_ids"], report_progress)
         gc.collect()
         gc.freeze()  # what is here by now stays: a collection that walked all of torch would hold up a step
         channel.send(loop.ready().pack())
@@ -263,7 +267,7 @@ def main() -> int:
     except ChannelClosed:
         return 0
     except HeadwayError as error:
-        say(f"cannot serve this: {error}")
+        log_progress(f"cannot serve this: {error}")
         return 2
     return 0
 

@@ -36,7 +36,7 @@ def frame(message: dict[str, Any]) -> bytes:
     return len(body).to_bytes(_PREFIX, "big") + body
 
 
-class Unframer:
+class FrameDecoder:
     """Cuts a byte stream back into messages, however the socket split it."""
 
     def __init__(self) -> None:
@@ -66,9 +66,9 @@ class Unframer:
 
 async def read_messages(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
     """Every message until the other end closes."""
-    unframer = Unframer()
+    decoder = FrameDecoder()
     while data := await reader.read(_READ_BYTES):
-        for message in unframer.feed(data):
+        for message in decoder.feed(data):
             yield message
 
 
@@ -78,11 +78,11 @@ class EngineChannel:
     def __init__(self, sock: socket.socket, max_unsent: int = MAX_UNSENT_BYTES) -> None:
         sock.setblocking(False)
         self._socket = sock
-        self._unframer = Unframer()
+        self._decoder = FrameDecoder()
         self._unsent = bytearray()
         self._max_unsent = max_unsent
 
-    def drain(self, wait: bool) -> list[dict[str, Any]]:
+    def receive(self, wait: bool) -> list[dict[str, Any]]:
         """Messages that have arrived; with `wait`, at least one is waited for (and pending output is flushed
         meanwhile).
 
@@ -114,7 +114,7 @@ class EngineChannel:
                 raise ChannelClosed(str(error)) from error
             if not data:
                 raise ChannelClosed("the server closed the channel")
-            messages += self._unframer.feed(data)
+            messages += self._decoder.feed(data)
             if len(data) < _READ_BYTES:
                 return messages
 

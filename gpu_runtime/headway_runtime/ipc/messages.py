@@ -46,7 +46,7 @@ class AddSequence:
     params: SamplingParams
     ttft_target: float | None = None
     tpot_target: float | None = None
-    """Seconds that the policy in force promises to its class, for scheduling policies that look at them."""
+    """Its class's targets in the policy in force, seconds, for scheduling policies that use them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ MAX_STOP_TOKENS = 64
 BIAS_LIMIT = 100.0
 SEED_RANGE = (-(2**63), 2**63 - 1)
 _WIDEST = 2**31 - 1
-"""No vocabulary and no context reaches it, and the link to the engine carries no number beyond 64 bits."""
+"""No vocabulary and no context reaches it, and the channel to the engine carries no number beyond 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)

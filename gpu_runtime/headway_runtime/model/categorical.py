@@ -20,7 +20,7 @@ from torch import Tensor
 BLOCK = 256
 """Widths are padded to this; also the block of the two-level inverse CDF."""
 CANDIDATES = 72
-"""Fetched at first for top-k and top-p: covers top-k 64 with room to see that the cut does not fall into a run of equal
+"""Fetched at first for top-k and top-p: covers top-k 64, and 8 more to see whether the cut falls into a run of equal
 logits."""
 _GROUP = 32
 

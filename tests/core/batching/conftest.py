@@ -115,7 +115,7 @@ class Engine:
         running = self.scheduler.load().running
         plan = self.scheduler.schedule(self.now)
         self.launches += 1
-        if self.launches % 3 == 0:  # what goes wrong in the books stays wrong
+        if self.launches % 3 == 0:  # what goes wrong in the state stays wrong
             self.scheduler.check()
         for seq in self.alive():
             computed, inflight, end, outputs, preemptions, _ = before[seq.seq_id]

@@ -1,5 +1,5 @@
-"""The link between the processes: whole messages however the socket splits them, no waiting on output, a closed end is
-noticed."""
+"""The channel between the processes: whole messages however the socket splits them, no waiting on output, a closed end
+is noticed."""
 
 import socket
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from headway_core.contract.policy import Knobs
 from headway_core.contract.reports import ClassLoad, EngineLimits, Mix, StepTimeReport
-from headway_runtime.ipc.channel import MAX_MESSAGE_BYTES, ChannelClosed, EngineChannel, Unframer, frame
+from headway_runtime.ipc.channel import MAX_MESSAGE_BYTES, ChannelClosed, EngineChannel, FrameDecoder, frame
 from headway_runtime.ipc.messages import (
     AddSequence,
     Commands,
@@ -34,25 +34,25 @@ def ends():
 def test_messages_arrive_whole_however_they_were_split(piece):
     messages = [{"a": list(range(n)), "b": b"x" * n} for n in (0, 1, 50, 300)]
     stream = b"".join(map(frame, messages))
-    unframer, got = Unframer(), []
+    decoder, got = FrameDecoder(), []
     for at in range(0, len(stream), piece):
-        got += unframer.feed(stream[at : at + piece])
+        got += decoder.feed(stream[at : at + piece])
     assert got == messages
 
 
 def test_a_stream_that_cannot_be_ours_is_refused():
     with pytest.raises(ChannelClosed, match="broken"):
-        Unframer().feed((MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"))
+        FrameDecoder().feed((MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"))
 
 
 def test_draining_takes_what_is_there_and_does_not_wait(ends):
     ours, theirs = ends
     end = EngineChannel(theirs)
-    assert end.drain(wait=False) == []
+    assert end.receive(wait=False) == []
     ours.sendall(frame({"n": 1}) + frame({"n": 2}) + frame({"n": 3})[:3])
-    assert end.drain(wait=True) == [{"n": 1}, {"n": 2}]
+    assert end.receive(wait=True) == [{"n": 1}, {"n": 2}]
     ours.sendall(frame({"n": 3})[3:])
-    assert end.drain(wait=True) == [{"n": 3}]
+    assert end.receive(wait=True) == [{"n": 3}]
 
 
 def test_a_reader_that_reads_nothing_never_blocks_the_engine_and_ends_it_at_the_bound(ends):
@@ -70,11 +70,11 @@ def test_what_was_left_unsent_goes_out_in_order_once_it_is_read(ends):
     for message in messages:
         end.send(message)
     ours.setblocking(False)
-    unframer, got = Unframer(), []
+    decoder, got = FrameDecoder(), []
     while len(got) < len(messages):
-        end.drain(wait=False)
+        end.receive(wait=False)
         try:
-            got += unframer.feed(ours.recv(1 << 20))
+            got += decoder.feed(ours.recv(1 << 20))
         except BlockingIOError:
             continue
     assert got == messages
@@ -86,13 +86,13 @@ def test_a_closed_server_is_noticed(ends, wait):
     end = EngineChannel(theirs)
     ours.close()
     with pytest.raises(ChannelClosed):
-        end.drain(wait=wait)
+        end.receive(wait=wait)
     with pytest.raises(ChannelClosed):
         end.send({"n": 1})
 
 
 def over_the_wire(message):
-    return Unframer().feed(frame(message))[0]
+    return FrameDecoder().feed(frame(message))[0]
 
 
 def test_every_message_survives_the_wire():

@@ -12,29 +12,29 @@ KNOBS = Knobs(max_num_seqs=8, prefill_token_budget=64)
 STEP = StepTimeReport(0.02, 0.001, 0.001, 0.0, 0.0, 0.0, 16, 500, 64, 512)
 
 
-def books(model):
+def stats_of(model):
     return EngineStats(Scheduler(num_blocks=64, block_size=16, knobs=KNOBS), model, EngineLimits(8, 64, 1024, 16, 64))
 
 
 def test_before_calibration_nothing_is_known():
-    snapshot = books(StepTimeModel()).snapshot(0.0)
+    snapshot = stats_of(StepTimeModel()).snapshot(0.0)
     assert (snapshot.prefill_rate, snapshot.completion_rate) == (None, None)
 
 
 def test_a_quiet_engine_expects_what_its_step_time_says():
-    made = books(StepTimeModel.from_report(STEP))
+    made = stats_of(StepTimeModel.from_report(STEP))
     snapshot = made.snapshot(0.0)
     assert snapshot.prefill_rate == pytest.approx(64 / 0.084)
     assert snapshot.completion_rate is None, "without a mix nobody knows how long an answer is"
-    made.left(FinishedRequest(at=1.0, prompt=100, cached=20, output=40))
+    made.record_finished(FinishedRequest(at=1.0, prompt=100, cached=20, output=40))
     # 8 sequences finish 8/40 requests an iteration and prefill 0.2 · 80 = 16 tokens in it: 20 + 16 + 8 ms.
     assert made.snapshot(2.0).completion_rate == pytest.approx(8 / (40 * 0.044))
 
 
 def test_the_mix_is_that_of_the_last_minute():
-    made = books(StepTimeModel.from_report(STEP))
-    made.left(FinishedRequest(at=1.0, prompt=64, cached=0, output=40))
-    made.left(FinishedRequest(at=31.0, prompt=256, cached=0, output=10))
+    made = stats_of(StepTimeModel.from_report(STEP))
+    made.record_finished(FinishedRequest(at=1.0, prompt=64, cached=0, output=40))
+    made.record_finished(FinishedRequest(at=31.0, prompt=256, cached=0, output=10))
     assert made.snapshot(60.0).mix.prompt_tokens == (64 + 256) / 2
     shifted = made.snapshot(62.0).mix
     assert (shifted.requests, shifted.prompt_tokens, shifted.output_tokens) == (1, 256, 10)

@@ -45,8 +45,8 @@ def calibrated_engine(clock):
 def run_mixed_load(engine, numbers, draw, iterations):
     """Users who ask again when they are answered; greedy and sampled, short and long, some arriving late."""
     errors = []
-    for turn in range(iterations):
-        while len(engine.scheduler) < (3 if turn % 40 < 20 else SLOTS + 2):
+    for iteration in range(iterations):
+        while len(engine.scheduler) < (3 if iteration % 40 < 20 else SLOTS + 2):
             prompt = np.array([draw.randrange(100, 40_000) for _ in range(draw.randrange(8, 300))], dtype=np.int32)
             params = SamplingParams(temperature=draw.choice([0.0, 1.0]), seed=1, ignore_eos=True)
             number = next(numbers)
