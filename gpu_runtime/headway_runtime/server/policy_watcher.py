@@ -91,10 +91,10 @@ class PolicyWatcher:
                 self._on_change(policy)
 
 
-def clamp(knobs: Knobs, capacity: EngineLimits) -> tuple[Knobs, dict[str, str]]:
-    """The knobs that a replica of this capacity can have, and for each that was lowered the reason.
+def clamp(knobs: Knobs, limits: EngineLimits) -> tuple[Knobs, dict[str, str]]:
+    """The knobs that a replica with these limits can have, and for each that was lowered the reason.
 
-    The capacity at start is the upper bound: memory and buffers were laid out for it.
+    The limits at start are the upper bound: memory and buffers were allocated for them.
     """
     clamped: dict[str, str] = {}
 
@@ -104,7 +104,7 @@ def clamp(knobs: Knobs, capacity: EngineLimits) -> tuple[Knobs, dict[str, str]]:
         return most if wanted is None else min(wanted, most)
 
     effective = Knobs(
-        max_num_seqs=bounded("maxNumSeqs", knobs.max_num_seqs, capacity.max_num_seqs),
-        prefill_token_budget=bounded("prefillTokenBudget", knobs.prefill_token_budget, capacity.prefill_token_budget),
+        max_num_seqs=bounded("maxNumSeqs", knobs.max_num_seqs, limits.max_num_seqs),
+        prefill_token_budget=bounded("prefillTokenBudget", knobs.prefill_token_budget, limits.prefill_token_budget),
     )
     return effective, clamped

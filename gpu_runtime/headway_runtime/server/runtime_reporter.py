@@ -32,8 +32,8 @@ _NOTHING = EngineLimits(max_num_seqs=0, prefill_token_budget=0, max_model_len=0,
 class RuntimeReporter:
     """Makes the numbered reports of one replica."""
 
-    def __init__(self, replica: str, pool: str, model: str, emulated_pace: str | None = None) -> None:
-        self._replica = replica
+    def __init__(self, replica_id: str, pool: str, model: str, emulated_pace: str | None = None) -> None:
+        self._replica_id = replica_id
         self._pool = pool
         self._model = model
         self._emulated_pace = emulated_pace
@@ -64,7 +64,7 @@ class RuntimeReporter:
         self._seq += 1
         limits = ready.limits if ready is not None else _NOTHING
         bare = RuntimeReport(
-            replica=self._replica,
+            replica=self._replica_id,
             pool=self._pool,
             model=self._model,
             boot_id=self.boot_id,
