@@ -1,5 +1,5 @@
-"""What the operator may do, asked of the API server itself: a watch without permission would end everything, so none is
-begun unasked."""
+"""What the operator may do, by SelfSubjectAccessReviews. A watch that is refused would end kopf and with it every other
+watch, so none is begun without a review."""
 
 from __future__ import annotations
 

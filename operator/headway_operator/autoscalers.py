@@ -1,5 +1,5 @@
-"""Other people's autoscalers on a target: HorizontalPodAutoscaler objects, which KEDA makes too. Listed now and then,
-never watched."""
+"""Foreign autoscalers on a target: HorizontalPodAutoscaler objects, which KEDA creates, too. Listed every 30 s, never
+watched."""
 
 from __future__ import annotations
 

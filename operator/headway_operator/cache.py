@@ -50,7 +50,7 @@ class KindCache(Generic[T]):
         self._notable = notable
         self._items: dict[Key, tuple[int, T]] = {}
         self.changes = 0
-        """Grows with each object that came, went or differs: what was derived from this cache is valid until then."""
+        """Grows with each object that came, went or changed: what was derived from them is valid until then."""
 
     def get(self, namespace: str, name: str) -> T | None:
         """The object, or None."""
@@ -107,7 +107,7 @@ class Cache:
     """All four kinds. `on_change` is told the key of a ServingSLO that was added, changed or removed."""
 
     def __init__(self, on_change: Callable[[Key], None]) -> None:
-        self.slos: KindCache[dict[str, Any]] = KindCache(dict, on_change, _asks)
+        self.slos: KindCache[dict[str, Any]] = KindCache(dict, on_change, _edited_part)
         self.deployments: KindCache[Deployment] = KindCache(deployment_of)
         self.pods: KindCache[Pod] = KindCache(pod_of)
         self.services: KindCache[Service] = KindCache(service_of)
@@ -134,7 +134,7 @@ class Cache:
         return [pod for pod in min(labelled, key=len, default=[]) if service.selects(pod.labels)]
 
     def owner(self, namespace: str, target: str) -> str | None:
-        """Name of the ServingSLO that was first on a Deployment; None when there is none."""
+        """Name of the oldest ServingSLO that targets a Deployment; None when there is none."""
         if self._owners_at != self.slos.changes:
             self._owners, self._owners_at = {}, self.slos.changes
             for document in sorted(self.slos.values(), key=_seniority):
@@ -147,7 +147,7 @@ class Cache:
 
 
 class Relister:
-    """Fills a cache with whole lists now and then, so that an object whose end was missed does not count for ever."""
+    """Replaces a cache's objects by whole lists once a minute: an object whose deletion a watch has missed goes."""
 
     def __init__(
         self, kube: Kube, cache: Cache, namespaces: tuple[str, ...], clock: Callable[[], float] = time.monotonic
@@ -159,12 +159,11 @@ class Relister:
         self._listed_at = float("-inf")
 
     def expire(self) -> None:
-        """The next `relist` lists, however short ago the last was."""
+        """Makes the next `relist` list, whenever the last one was."""
         self._listed_at = float("-inf")
 
     async def relist(self, access: Access) -> bool:
-        """Lists when that is due, and says whether it did. What may not be listed is left as it is. Raises
-        KubeError."""
+        """Lists when that is due; True when it did. Kinds that may not be listed stay as they are. Raises KubeError."""
         now = self._clock()
         if now - self._listed_at < RELIST:
             return False
@@ -188,8 +187,8 @@ def _seniority(document: Mapping[str, Any]) -> tuple[str, str]:
     return metadata.get("creationTimestamp", ""), metadata["name"]
 
 
-def _asks(document: dict[str, Any]) -> object:
-    """What a person changes: a status of the operator's own wakes nobody."""
+def _edited_part(document: dict[str, Any]) -> object:
+    """The part that a person changes: the operator's own status writes must not cause a reconciliation."""
     metadata = document["metadata"]
     return metadata.get("uid"), metadata.get("generation"), metadata.get("annotations")
 

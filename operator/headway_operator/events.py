@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Events:
-    """Posts what is worth telling. A post that fails is only logged: events are a courtesy."""
+    """Posts events. One that cannot be posted is only logged: nothing depends on it."""
 
     def __init__(self, kube: Kube, reporter: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube

@@ -15,8 +15,7 @@ Take = Callable[[str, str | None, Mapping[str, Any]], None]
 
 
 def registry(take: Take, plurals: Collection[str]) -> kopf.OperatorRegistry:
-    """Handlers for the resources named; the others are left out because they may not be watched, for a condition to say
-    so."""
+    """Handlers for the resources named. The others may not be watched, which a condition tells."""
     index = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=index)

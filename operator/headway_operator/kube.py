@@ -27,7 +27,7 @@ _LONGEST_PAUSE = 2.0
 
 
 class KubeError(HeadwayError):
-    """The API server said no. `status` 0: it could not be reached."""
+    """The API server refused a call, or failed. `status` 0: it could not be reached."""
 
     def __init__(self, status: int, message: str, what: str) -> None:
         super().__init__(f"{what}: {message}" + (f" ({status})" if status else ""))

@@ -1,5 +1,5 @@
-"""Who acts: a coordination.k8s.io Lease, as Kubernetes' own controllers use it. Others' clocks are never compared, only
-changes seen.
+"""Leader election with a coordination.k8s.io Lease, as in Kubernetes' own controllers. The clocks of other operators
+are never compared: what counts is when this one saw the Lease change.
 
 The holder renews every 2 s and stops acting when it could not for 10 s; another takes over when it saw no renewal for
 15 s. The gap is the time that a write begun in time may still take. Another duration than 15 s changes all three by the

@@ -1,5 +1,5 @@
-"""The operator's own figures and its health, on one small server. Labels are names of objects and closed sets, never
-text from outside."""
+"""The operator's own metrics and its health, on one small HTTP server. Labels are names of objects or from closed sets,
+never text from outside."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Asks the pods how they are: load reports of runtimes and gateways by HTTP, and the snapshot that the planner decides
-from.
+"""Polls the load reports of runtimes and gateways over HTTP, and makes the snapshot that the planner decides from.
 
-A pod that does not answer, or answers nonsense, is one without news; it never fails the round for the others.
+A pod that does not answer, or whose answer is no report, has no new report; the other pods are not affected.
 """
 
 from __future__ import annotations
@@ -199,7 +198,7 @@ def _pool_report(report: GatewayReport, target: ResolvedTarget) -> PoolReport | 
 
 
 def _obeys(pool: PoolReport | None, policy: Policy | None) -> bool:
-    """A gateway that has not read the policy may still send to whoever is cordoned in it."""
+    """Whether the gateway sends nothing to cordoned replicas: one that has not read the policy may still do so."""
     if policy is None or not policy.cordoned:
         return True
     return pool is not None and pool.policy is not None and pool.policy.revision >= policy.revision

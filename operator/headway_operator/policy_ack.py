@@ -1,5 +1,5 @@
-"""KnobsApplied: whether the policy that was written is the policy in force, from what the pods themselves confirm.
-Pure."""
+"""Whether the written policy is in force, by the acknowledgements of the pods (KnobsApplied), and which pods must be
+touched so that they read it. Pure."""
 
 from __future__ import annotations
 

@@ -48,13 +48,13 @@ class ObjectState:
     """When figures were written last; a new state counts from its beginning."""
     shown: set[str] = field(default_factory=set)
     refusal: str | None = None
-    """What was last said of a schema that is refused."""
+    """The complaint about a refused schema that the status shows."""
     waiting: bool = False
-    """An acknowledgement is due any moment."""
+    """An acknowledgement is expected soon, so pods are polled more often."""
     left_to: str | None = None
     """The other operator that manages it."""
     cordoned: ResolvedTarget | None = None
-    """Set while its policy cordons somebody."""
+    """The target, while its policy cordons a replica; None otherwise."""
 
 
 class Reconciler:
@@ -146,7 +146,7 @@ class Reconciler:
     async def _known(
         self, target: ResolvedTarget, document: Mapping[str, Any], access: Access, now: float
     ) -> tuple[Known, KubeError | None]:
-        """What the cluster says besides the pods, and why the policy could not be read."""
+        """What is known besides the pods' reports; and why the policy could not be read, if so."""
         policy: Policy | None = None
         failure: KubeError | None = None
         try:
@@ -293,7 +293,7 @@ def _knobs(desired: Mapping[str, Any]) -> Knobs:
 
 
 def _refused_scaling(condition: Condition, refused: KubeError | None) -> Condition:
-    """ScalingActive, knowing also what came of it; any other condition as it is."""
+    """ScalingActive is False when the API server refused the scale; any other condition stays as it is."""
     if condition.type != "ScalingActive" or not condition.status or refused is None:
         return condition
     return Condition(condition.type, False, "Refused", f"the scale could not be set: {refused.message}")

@@ -1,5 +1,5 @@
-"""Kubernetes objects, as little of each as the operator needs. Pure: documents in, values out; nothing is missing
-because a field is."""
+"""Kubernetes objects, as little of each as the operator needs. Pure: documents in, values out; a field that is missing
+has a default."""
 
 from __future__ import annotations
 

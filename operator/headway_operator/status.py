@@ -1,9 +1,11 @@
-"""From what was observed and decided to the object's status. Pure; every condition is true when things are as they
-should be.
+"""The object's status, from what was observed and decided. Pure. Every condition is True when things are as they should
+be.
 
-Steady means silent: a status is written at once when a condition, a knob, a count of replicas or a decision changes;
-figures are refreshed at most every 30 s, and only when one moved by more than a tenth. So a message's wording follows
-its state, and its numbers ride along.
+A status is written at once when a condition, a knob, a count of replicas or a decision changes. Figures are refreshed
+at most every 30 s, and only when one of them moved by more than a tenth: a steady object is never written.
+
+What was written last is known only as the cluster returns it, in words: after a restart the operator must find that it
+has nothing to write. So the figures in a message are compared as they stand in the text.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ ORDER = (
 )
 """Conditions in the order in which `kubectl describe` should tell the story."""
 UNDECIDED = ("MetricsAvailable", "KnobsApplied", "ScalingActive", "WithinBounds", "Feasible", "SLOMet")
-"""What nothing can be said about while the target is not resolved."""
+"""Conditions that are Unknown while the target is not resolved."""
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _WORD = {True: "True", False: "False", None: "Unknown"}
@@ -54,8 +56,8 @@ class StatusFigures:
     ready: int | None = None
     traffic: Traffic | None = None
     whole: bool = True
-    """Whether the traffic covers a window: until then a figure needs samples enough, and what was shown before stands
-    for the others."""
+    """Whether the traffic covers a whole window. Before it does, a figure with too few samples stays as it was shown
+    last."""
     desired: Knobs | None = None
     desired_replicas: int | None = None
     applied: Knobs | None = None
@@ -65,8 +67,8 @@ class StatusFigures:
 
 
 def ready(conditions: Iterable[Condition], missing: Iterable[str], otherwise: Condition) -> Condition:
-    """Ready: the first condition that keeps the object from being managed as it asks; `otherwise` when there is
-    none."""
+    """Ready: repeats the first condition that keeps the object from being managed as its spec asks; `otherwise` when
+    none does."""
     known = {condition.type: condition for condition in conditions}
     for kind in ("Accepted", "TargetResolved"):
         if kind in known and known[kind].status is not True:
@@ -110,11 +112,10 @@ def condition_documents(
 
 
 def keep_while_warming(conditions: Iterable[Condition], before: Mapping[str, Any], generation: int) -> list[Condition]:
-    """In the first window after a start, what was known before outweighs what is not known yet: a restart changes no
-    condition.
+    """In the first window after a start, keeps what was known before where nothing is known yet, so that a restart
+    changes no condition.
 
-    Only conditions that follow from counting over a window are kept, only those about the same generation, and none
-    against bad news.
+    A condition is kept when it follows from counting over a window, is about the same generation, and is not False now.
     """
     old = {condition["type"]: condition for condition in before.get("conditions") or ()}
 
@@ -182,9 +183,9 @@ def decided(before: Mapping[str, Any], taken: Iterable[Decision], now: str) -> l
 
 def worth_writing(before: Mapping[str, Any], after: Mapping[str, Any], since_refresh: float) -> bool:
     """Whether this status must replace the other one now."""
-    if _firm(before) != _firm(after):
+    if _due_at_once(before) != _due_at_once(after):
         return True
-    return since_refresh >= REFRESH and _moved(_loose(before), _loose(after))
+    return since_refresh >= REFRESH and _differs_notably(_due_later(before), _due_later(after))
 
 
 def merge_patch(before: Any, after: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,8 +243,8 @@ def _worst(classes: list[dict[str, Any]]) -> dict[str, Any]:
     return min(known, key=lambda entry: float(entry["attainment"])) if known else classes[0]
 
 
-def _firm(status: Mapping[str, Any]) -> dict[str, Any]:
-    """What counts at once: everything but figures, and conditions without the numbers in their messages."""
+def _due_at_once(status: Mapping[str, Any]) -> dict[str, Any]:
+    """The part whose change is written at once: all but figures, with the numbers taken out of conditions' messages."""
     kept = {key: value for key, value in status.items() if key not in ("observed", "classes")}
     kept["conditions"] = [
         {**condition, "message": _NUMBER.sub("#", condition.get("message", ""))}
@@ -252,14 +253,15 @@ def _firm(status: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _loose(status: Mapping[str, Any]) -> list[str]:
-    """What may wait: figures and messages, as text."""
+def _due_later(status: Mapping[str, Any]) -> list[str]:
+    """The part whose change is written at the next refresh: figures and messages, as text."""
     classes = status.get("classes") or ()
     figures = [f"{key} {value}" for entry in classes for key, value in sorted(entry.items()) if key != "class"]
     return [*figures, *(condition.get("message", "") for condition in status.get("conditions") or ())]
 
 
-def _moved(before: list[str], after: list[str]) -> bool:
+def _differs_notably(before: list[str], after: list[str]) -> bool:
+    """Whether the wording differs, or a number by more than `NOTABLE`."""
     if [_NUMBER.sub("#", text) for text in before] != [_NUMBER.sub("#", text) for text in after]:
         return True
     numbers = zip(_NUMBER.findall(" ".join(before)), _NUMBER.findall(" ".join(after)), strict=True)

@@ -1,4 +1,4 @@
-"""From one ServingSLO to everything it points at, or to what is wrong with it in words that say what to do. Pure."""
+"""Finds everything that a ServingSLO points at, or says what is missing and what to do about it. Pure."""
 
 from __future__ import annotations
 

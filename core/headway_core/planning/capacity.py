@@ -109,14 +109,14 @@ class ReplicaCapacity:
     budget: float
     """p*, before rounding up; never less than one KV block."""
     rate: float
-    """λ*: requests per second with the promise kept."""
+    """λ*: requests per second with every target kept."""
     iteration: float
     """Seconds that a full iteration takes by the model."""
     binding: Binding
     message: str
     """The binding term in words, with its numbers."""
     out_of_bounds: str | None = None
-    """Set when `spec.bounds` force more than the promise allows."""
+    """Set when `spec.bounds` force more than the targets allow."""
 
     @property
     def max_num_seqs(self) -> int:

@@ -1,5 +1,4 @@
-"""What can be said about a promise and its metrics, as conditions: each with a CamelCase reason and words that say what
-to do.
+"""Conditions about the objectives and their metrics, each with a CamelCase reason and a message that says what to do.
 
 Shared by the operator's status and by `headway up`. True is normal for each of them; None is unknown, which is never
 the same as False.
@@ -84,7 +83,7 @@ def _others(snapshot: Snapshot) -> str:
 
 
 def feasible(plan: KnobPlan) -> Condition:
-    """Feasible: whether any setting keeps the promise, and what binds the one chosen."""
+    """Feasible: whether any setting keeps the targets, and what binds the one chosen."""
     found = plan.estimate
     if found.unreachable is not None:
         return Condition(

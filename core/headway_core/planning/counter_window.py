@@ -1,5 +1,5 @@
-"""Increments of counters that live in many processes: differenced per source, summed over a window, honest about what
-is missing.
+"""Increments of counters that live in many processes: differenced per source and summed over a window, with what is
+missing kept apart from zero.
 
 Raw counters never leave this file. The rules, each of which a fleet that restarts will break if it is not kept:
 
@@ -130,8 +130,8 @@ class CounterWindow(Generic[K]):
         return _sum([span for span in self._spans if span.end > now - window])
 
     def steady_total(self, window: float, now: float) -> CounterTotal[K] | None:
-        """As `total`, over the spans in which the fleet stood still and answered whole; over all of them when there is
-        none such."""
+        """As `total`, over the spans in which no source came, went, restarted or stayed silent; over all spans when
+        there is none of that kind."""
         recent = [span for span in self._spans if span.end > now - window]
         return _sum([span for span in recent if span.complete] or recent)
 

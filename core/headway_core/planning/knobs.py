@@ -31,7 +31,7 @@ GROWTH = 2.0
 
 @dataclass(frozen=True, slots=True)
 class KnobMemory:
-    """What `settle` carries from one call to the next. A fresh one is always right, it only knows less."""
+    """What `settle` carries from one call to the next. A fresh one is always right; it only knows less."""
 
     generation: int = -1
     estimates: tuple[tuple[float, float, float], ...] = ()
@@ -50,7 +50,7 @@ class Estimate:
     away."""
     unreachable: Unreachable | None = None
     unknown: str = ""
-    """Why nothing can be said, for people."""
+    """Why neither is known, in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
 """One decision: a snapshot and the object in, actions with reasons and conditions out. Nothing here acts.
 
-`Plan.actions` is all that is to be done, in order: mode, pause and missing rights are taken into account here. What is
-written is compared with what is wanted each time, so that an edit by somebody else is undone by the next plan.
+`Plan.actions` is all that is to be done, in this order: mode, pause and missing rights are already taken into account.
+Each plan compares what is written with what is wanted, so an edit by somebody else is undone by the next plan.
 
 Order of the actuators: **knobs first**, and only one of the two moves in a window (`spec.evaluation.window`): after
 knobs moved, replicas wait a window to see what the knobs gave, and the other way round; when both want to move again,
-the one that moved less recently goes first. The steps of one scale-down (cordon, drain, scale) are one move. An
-action that nobody carries out (Recommend) locks nothing.
+the one that moved less recently goes first. The steps of one scale-down (cordon, drain, scale) are one move. What is
+only recommended makes neither of them wait.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Memory:
     knobs: KnobMemory = KnobMemory()
     scaling: ScaleMemory = ScaleMemory()
     judged: bool = False
-    """Whether there were samples enough to judge the promise."""
+    """Whether there were samples enough to judge the objectives."""
 
 
 @dataclass(frozen=True, slots=True)

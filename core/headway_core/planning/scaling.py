@@ -1,11 +1,15 @@
-"""How many replicas, and how to lose one without losing a request. Replicas follow the load; demand is what arrives,
-not what queues.
+"""How many replicas the load needs, and how to lose a replica without losing a request. Demand is what arrives, not
+what queues.
 
-Up: at once (or after `behavior.scaleUp.stabilizationWindow`) when demand surely exceeds what there is; never on no
-load; pods that start count as capacity to come because the count is absolute, not "one more". Down: only to what held
-throughout the scale-down window, never before everything was known for that long, and in steps that each can be found
-again in the cluster after a crash: cordon in the policy → idle, or the drain budget is spent → deletion cost on the
-victims and the smaller scale.
+Up: at once (or after `behavior.scaleUp.stabilizationWindow`) when demand exceeds capacity by more than chance explains;
+never without load. The decision is a number of replicas, not "one more", so pods that still start are counted already.
+
+Down: to the largest number that was needed within the scale-down window, once everything was known for that long. The
+steps can each be found again in the cluster after a crash:
+
+1. The replicas to lose are cordoned in the policy.
+2. They become idle, or the drain budget is spent.
+3. They get a deletion cost, and the scale is lowered.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ DOWN_BAND = 0.10
 DRAIN_BUDGET = 120.0
 """Seconds that a cordoned replica is given to become idle; after that its own termination grace finishes what runs."""
 MAX_SILENCE = 60.0
-"""Demand unknown for longer than this breaks the record that scaling down needs."""
+"""Seconds: when demand was unknown for longer, the time for which it was known starts again at zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,9 @@ class Retirement:
     victims: tuple[str, ...]
     """Every replica to lose, unready ones first, then the emptiest."""
     cordoned: tuple[str, ...]
-    """Those that must get nothing new; includes ones that are leaving until they are gone."""
+    """Replicas that must get no new request; those that are being deleted are included until they are gone."""
     ready: bool
-    """Nobody is lost any more by asking for fewer replicas."""
+    """The scale may be lowered: no running request would be lost."""
     message: str
 
 
@@ -103,8 +107,7 @@ def desired_replicas(
 
 
 def _held(snapshot: Snapshot, slo: ServingSLO, scale: int, why: str) -> DesiredReplicas:
-    """What there is, since the load asks for no number; but no more than the maximum, which somebody may just have
-    lowered."""
+    """The present scale, since the load asks for no number; at most the maximum, which may just have been lowered."""
     most = slo.bounds.replicas.max if slo.bounds.replicas else None
     if most is not None and scale > most and not snapshot.rolling:
         return DesiredReplicas(most, f"{scale} replicas are more than spec.bounds.replicas.max {most}")
@@ -177,8 +180,8 @@ def _stabilised(desired: int, scale: int, slo: ServingSLO, memory: ScaleMemory, 
 def retire(
     snapshot: Snapshot, desired: int, memory: ScaleMemory, now: float, drain_budget: float
 ) -> tuple[Retirement, ScaleMemory]:
-    """Chooses and follows the replicas to lose when `desired` are to stay. Level-based: those cordoned already stay
-    chosen."""
+    """Chooses the replicas to lose when `desired` are to stay, and says how far they are drained. Replicas that are
+    cordoned already stay chosen, so a restart goes on where it was."""
     before = set(snapshot.policy.cordoned) if snapshot.policy else set()
     staying = sorted(
         (replica for replica in snapshot.replicas if replica.phase is not Phase.LEAVING),
@@ -210,8 +213,8 @@ def retire(
 
 
 def _order(replica: ObservedReplica, cordoned: bool, in_flight: Mapping[str, int] | None) -> tuple[int, int, str]:
-    """Unready pods first, since Kubernetes deletes them before it reads any cost; then those chosen before; then the
-    emptiest."""
+    """Sorts the replicas to lose first to the front: unready ones (Kubernetes deletes them before it reads any deletion
+    cost), then those cordoned already, then those with the fewest requests."""
     if replica.phase is not Phase.READY:
         return (0 if replica.phase is Phase.FAILED else 1, 0, replica.name)
     report = replica.report
@@ -220,7 +223,7 @@ def _order(replica: ObservedReplica, cordoned: bool, in_flight: Mapping[str, int
 
 
 def _idle(replica: ObservedReplica, snapshot: Snapshot) -> bool:
-    """Everybody says so: the replica itself, lately, and every gateway, under the policy that cordons it."""
+    """Whether nothing runs on it, by its own fresh report and by every gateway under the policy that cordons it."""
     if not replica.fresh(snapshot.stale_after) or replica.report is None or snapshot.in_flight is None:
         return False
     return replica.report.running + replica.report.waiting + snapshot.in_flight.get(replica.name, 0) == 0
