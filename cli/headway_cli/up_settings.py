@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway_core.arguments import DAY
 from headway_core.contract.http import SERVING_PORT
 from headway_core.errors import InvalidInput
 from headway_core.slo import ServingSLO
@@ -14,9 +15,6 @@ from headway_core.slo import ServingSLO
 from headway_cli.runtime_options import add_runtime_options, check_runtime_options
 from headway_cli.slo_file import DEFAULT, read_slo
 from headway_cli.supervisor import why_not_listen
-
-_LONGEST_DRAIN = 86400.0
-"""Seconds: a day, what a runtime takes."""
 
 EPILOG = """\
 examples:
@@ -98,8 +96,8 @@ def check(given: argparse.Namespace) -> UpSettings:
         raise InvalidInput(f"--replicas must be at least 1, not {given.replicas}")
     if not 1 <= given.port <= 65535:
         raise InvalidInput(f"--port must be from 1 to 65535, not {given.port}")
-    if not 0 <= given.drain_seconds <= _LONGEST_DRAIN:
-        raise InvalidInput(f"--drain-seconds must be from 0 to {_LONGEST_DRAIN:g}, not {given.drain_seconds:g}")
+    if not 0 <= given.drain_seconds <= DAY:
+        raise InvalidInput(f"--drain-seconds must be from 0 to {DAY:g}, not {given.drain_seconds:g}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = given.threads if given.threads is not None else max(1, (cores - 1) // given.replicas)
     if threads < 1:
