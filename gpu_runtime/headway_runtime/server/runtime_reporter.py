@@ -26,7 +26,7 @@ from headway_runtime.server.engine_client import Unconfirmed
 MAX_GATEWAYS = 64
 """Gateway boot ids that are kept: a restarted gateway has a new one, and the least recently used are dropped."""
 
-_NOTHING = EngineLimits(max_num_seqs=0, prefill_token_budget=0, max_model_len=0, block_size=0, total_blocks=0)
+_NO_LIMITS = EngineLimits(max_num_seqs=0, prefill_token_budget=0, max_model_len=0, block_size=0, total_blocks=0)
 
 
 class RuntimeReporter:
@@ -62,7 +62,7 @@ class RuntimeReporter:
     ) -> RuntimeReport:
         """The whole report. Before the engine is ready it has no load."""
         self._seq += 1
-        limits = ready.limits if ready is not None else _NOTHING
+        limits = ready.limits if ready is not None else _NO_LIMITS
         bare = RuntimeReport(
             replica=self._replica_id,
             pool=self._pool,

@@ -23,12 +23,12 @@ are not."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What llama.cpp does for one name of `tokenizer.ggml.pre`."""
+class PreTokenizer:
+    """How llama.cpp splits text for one name of `tokenizer.ggml.pre`."""
 
-    pre_tokenizer: dict[str, Any]
+    definition: dict[str, Any]
     """In the form of tokenizer.json."""
-    whole_words_first: bool = False
+    ignore_merges: bool = False
     """A word that is a token is that token, whatever the merges say."""
     add_bos: bool = False
     """Where the file has no tokenizer.ggml.add_bos_token."""
@@ -48,20 +48,20 @@ _LLAMA_3 = (
     r"?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_LLAMA_RULES = Rules(
+_LLAMA = PreTokenizer(
     _sequence(
         {"type": "Split", "pattern": {"Regex": _LLAMA_3}, "behavior": "Isolated", "invert": False},
         _byte_level(split=False),
     ),
-    whole_words_first=True,
+    ignore_merges=True,
     add_bos=True,
 )
 PRE_TOKENIZERS = {
-    "gpt-2": Rules(_byte_level(split=True)),
-    "smollm": Rules(_sequence({"type": "Digits", "individual_digits": True}, _byte_level(split=True))),
-    "llama3": _LLAMA_RULES,
-    "llama-v3": _LLAMA_RULES,
-    "llama-bpe": _LLAMA_RULES,
+    "gpt-2": PreTokenizer(_byte_level(split=True)),
+    "smollm": PreTokenizer(_sequence({"type": "Digits", "individual_digits": True}, _byte_level(split=True))),
+    "llama3": _LLAMA,
+    "llama-v3": _LLAMA,
+    "llama-bpe": _LLAMA,
 }
 
 
@@ -82,7 +82,7 @@ def read_gguf(path: Path) -> TokenizerSource:
             "pre",
             f"must be one of {', '.join(PRE_TOKENIZERS)}, not {pre!r}: how that one splits text is not known here",
         )
-    rules = PRE_TOKENIZERS[pre]
+    pre_tokenizer = PRE_TOKENIZERS[pre]
     tokens, types, merges = (value(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type", "merges"))
     if not isinstance(tokens, list) or not tokens or len(set(tokens)) != len(tokens):
         raise refuse("tokens", "must list the tokens, each once")
@@ -101,16 +101,18 @@ def read_gguf(path: Path) -> TokenizerSource:
     more_eos = (value(f"tokenizer.ggml.{key}_token_id") for key in ("eot", "eom"))
     return TokenizerSource(
         path=str(path),
-        definition=_definition(tokens, types, pairs, rules),
+        definition=_definition(tokens, types, pairs, pre_tokenizer),
         named=named,
         more_eos=tuple(tokens[token] for token in more_eos if isinstance(token, int) and 0 <= token < len(tokens)),
-        add_bos=bool(value("tokenizer.ggml.add_bos_token", rules.add_bos)),
+        add_bos=bool(value("tokenizer.ggml.add_bos_token", pre_tokenizer.add_bos)),
         add_eos=bool(value("tokenizer.ggml.add_eos_token", False)),
         template=value("tokenizer.chat_template"),
     )
 
 
-def _definition(tokens: list[str], types: list[int], merges: list[list[str]], rules: Rules) -> dict[str, Any]:
+def _definition(
+    tokens: list[str], types: list[int], merges: list[list[str]], pre_tokenizer: PreTokenizer
+) -> dict[str, Any]:
     """The metadata in the form of tokenizer.json."""
     added = [
         {
@@ -128,12 +130,12 @@ def _definition(tokens: list[str], types: list[int], merges: list[list[str]], ru
     return {
         "version": "1.0",
         "added_tokens": added,
-        "pre_tokenizer": rules.pre_tokenizer,
+        "pre_tokenizer": pre_tokenizer.definition,
         "decoder": _byte_level(split=True),
         "model": {
             "type": "BPE",
             "vocab": {text: token for token, text in enumerate(tokens)},
             "merges": merges,
-            "ignore_merges": rules.whole_words_first,
+            "ignore_merges": pre_tokenizer.ignore_merges,
         },
     }

@@ -32,12 +32,12 @@ class SecondOpinion:
     one left."""
 
     def __init__(
-        self, tokens: list[str], merges: list[str], expressions: list[str], whole_words_first: bool = False
+        self, tokens: list[str], merges: list[str], expressions: list[str], ignore_merges: bool = False
     ) -> None:
         self._ids = {text: token for token, text in enumerate(tokens)}
         self._ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
         self._expressions = expressions
-        self._whole_words_first = whole_words_first
+        self._ignore_merges = ignore_merges
 
     def encode(self, text: str) -> list[int]:
         words = [text]
@@ -47,7 +47,7 @@ class SecondOpinion:
 
     def _word(self, word: str) -> list[int]:
         symbols = [_disguise(byte) for byte in word.encode()]
-        if self._whole_words_first and "".join(symbols) in self._ids:
+        if self._ignore_merges and "".join(symbols) in self._ids:
             return [self._ids["".join(symbols)]]
         while len(symbols) > 1:
             ranks = [self._ranks.get(pair, len(self._ranks)) for pair in itertools.pairwise(symbols)]
