@@ -1,4 +1,4 @@
-"""The rules of the door beside the exact optimum, and before simulated replicas.
+"""The admission rules beside the exact optimum, and before simulated replicas.
 
     python benchmarks/admission.py [--trace-dir DIR] [--quick] [--only PART ...] [--out admission.json]
 
@@ -72,8 +72,8 @@ def one_server(family: str, trace: Sequence[TraceRequest]) -> dict[str, Any]:
             "tokens on time": {
                 name: sum(trace[index].prompt_tokens for index in arm.on_time) / total for name, arm in arms.items()
             },
-            "moore gave up": arms["moore"].displaced / len(trace),
-            "moore refused at its turn": arms["moore"].refused_at_recheck / len(trace),
+            "moore displaced": arms["moore"].displaced / len(trace),
+            "moore refused at recheck": arms["moore"].refused_at_recheck / len(trace),
             "moore waited in vain": arms["moore"].waited_in_vain,
         }
         rows.append(row)
@@ -103,14 +103,14 @@ def print_one_server(family: str, source: str, figures: dict[str, Any]) -> None:
             "ρ",
             *names,
             "tokens: prediction / moore",
-            "moore: given up after waiting (of those, at their turn), and how long (target = 1)",
+            "moore: shed after waiting (of those, at the recheck), and how long (target = 1)",
         ],
         (
             [
                 row["load"],
                 *(" / ".join(percent(one, 0) for one in row["quartiles"][name]) for name in names),
                 " / ".join(percents(row["tokens on time"], names)),
-                f"{percent(row['moore gave up'])}% ({percent(row['moore refused at its turn'])}%), "
+                f"{percent(row['moore displaced'])}% ({percent(row['moore refused at recheck'])}%), "
                 f"{row['moore waited in vain']:.2f}",
             ]
             for row in rows
@@ -145,11 +145,11 @@ def drift(trace: Sequence[TraceRequest]) -> dict[str, Any]:
 
 
 def replicas(family: str, trace: Sequence[TraceRequest], loads: Sequence[float]) -> dict[str, Any]:
-    promise = PriorityClass(
+    promised = PriorityClass(
         "default", 0, Objectives(TtftObjective(2.0 if family != "mooncake" else 12.0), TpotObjective(0.1))
     )
     config = SimulationConfig(
-        classes=(promise,),
+        classes=(promised,),
         replicas=2,
         replica=ReplicaConfig(max_num_seqs=192, num_blocks=1 << 15),
         queue=UNBOUNDED,
@@ -200,12 +200,12 @@ def print_replicas(family: str, source: str, figures: dict[str, Any]) -> None:
 
 def slots(requests: int) -> dict[str, Any]:
     """16 slots, 300 tokens in, 200 out, 4 requests a second: more than the slots let through."""
-    promise = PriorityClass("default", 0, Objectives(TtftObjective(2.0)))
+    promised = PriorityClass("default", 0, Objectives(TtftObjective(2.0)))
     trace = output_bound(requests, rate=4.0, prompt=300, mean_output=200)
     replica = ReplicaConfig(max_num_seqs=16, step_time=replace(ACCELERATOR, base=0.025))
     rows = {}
     for rule in RISING:
-        outcome = simulate(trace, SimulationConfig(classes=(promise,), replica=replica, rule=rule, queue=UNBOUNDED))
+        outcome = simulate(trace, SimulationConfig(classes=(promised,), replica=replica, rule=rule, queue=UNBOUNDED))
         report = SimulationReport.of(outcome)
         told = [one.shed_at - one.arrival for one in outcome.attempts if one.shed_at is not None]
         rows[rule.name] = {"report": report.as_dict(), "seconds until told": sum(told) / len(told) if told else None}
@@ -215,10 +215,10 @@ def slots(requests: int) -> dict[str, Any]:
 def cycles(trace: Sequence[TraceRequest], seeds: int) -> list[dict[str, Any]]:
     """Ten cycles of 10 s at twice the capacity and 10 s at half of it; clients come back twice, as the official SDKs
     do."""
-    promise = PriorityClass("default", 0, Objectives(TtftObjective(2.0)))
+    promised = PriorityClass("default", 0, Objectives(TtftObjective(2.0)))
     replica = ReplicaConfig(max_num_seqs=192, num_blocks=1 << 15)
     lengths = [replace(one, output_tokens=max(1, one.output_tokens // 4)) for one in trace]
-    config = SimulationConfig(classes=(promise,), replica=replica, retries=2)
+    config = SimulationConfig(classes=(promised,), replica=replica, retries=2)
     tokens = capacity(lengths, config)
     rate = tokens * len(lengths) / sum(one.prompt_tokens for one in lengths)
     rows = []

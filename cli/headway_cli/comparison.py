@@ -1,5 +1,5 @@
-"""One trial of a promise: a trace before simulated replicas, once for each rule of the door, and before one server
-beside the optimum."""
+"""Admission rules compared: one trace on simulated replicas, once for each rule, and on one server beside the exact
+optimum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headway_sim.traces import MOONCAKE_BLOCK, TraceRequest, at_rate, mean_rate
 from headway_cli.replica_options import BLOCK_SIZE
 
 DRAIN = 600.0
-"""Virtual seconds after the last arrival, for the open door's queue to be answered, late."""
+"""Virtual seconds after the last arrival, for the queue of open admission to be answered, late."""
 _CAPACITY_SECONDS = 30.0
 _MOST_FOR_OPTIMUM = 50_000
 """Requests: beyond them the optimum takes longer than the simulation."""
@@ -35,7 +35,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class OneServer:
-    """The door alone, before a single first-come-first-served server of the same capacity: shares of all offered that
+    """Admission alone, before a single first-come-first-served server of the same capacity: shares of all offered that
     are on time."""
 
     optimum: float
@@ -53,7 +53,7 @@ class Comparison:
     """Prompt tokens per second that all replicas get through, decoders running."""
     reports: dict[AdmissionRule, SimulationReport]
     one_server: OneServer | None
-    """None: its optimum is exact for one TTFT target alone, which is not what was promised."""
+    """None: its optimum is exact for one TTFT target alone, which is not what these classes have."""
 
     @property
     def rho(self) -> float:
@@ -125,12 +125,12 @@ def run(
         queue = UNBOUNDED if rule == OpenAdmission() else QueueLimits()
         arm = replace(config, rule=rule, queue=queue, drain=DRAIN)
         reports[rule] = SimulationReport.of(simulate(trace, arm, lambda share, rule=rule: progress(rule.name, share)))  # type: ignore[misc]
-    trial = Comparison(config, trace, tokens, reports, None)
+    found = Comparison(config, trace, tokens, reports, None)
     target = _one_target(config)
     if target is None or len(trace) > _MOST_FOR_OPTIMUM:
-        return trial
+        return found
     progress("the exact optimum", 0.0)
-    return replace(trial, one_server=_one_server(trial, target))
+    return replace(found, one_server=_one_server(found, target))
 
 
 def _one_target(config: SimulationConfig) -> float | None:
@@ -143,13 +143,13 @@ def _one_target(config: SimulationConfig) -> float | None:
     return targets.pop() if len(targets) == 1 else None
 
 
-def _one_server(trial: Comparison, target: float) -> OneServer:
-    works, _ = fifo.works(trial.trace, trial.rho)
-    best = most_on_time([request.at for request in trial.trace], works, target)
+def _one_server(found: Comparison, target: float) -> OneServer:
+    works, _ = fifo.works(found.trace, found.rho)
+    best = most_on_time([request.at for request in found.trace], works, target)
     arms = {
         rule: fifo.run(
-            trial.trace, fifo.FifoConfig(trial.rho, rule, target, size_error=trial.config.size_error, margin=None)
+            found.trace, fifo.FifoConfig(found.rho, rule, target, size_error=found.config.size_error, margin=None)
         ).attainment
-        for rule in trial.reports
+        for rule in found.reports
     }
-    return OneServer(len(best) / len(trial.trace), arms)
+    return OneServer(len(best) / len(found.trace), arms)

@@ -1,4 +1,4 @@
-"""A trial for people and for programs: what each rule of the door keeps, side by side."""
+"""A comparison for people and for programs: which targets each admission rule meets, side by side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from headway_cli.comparison import Comparison, OneServer
 
 
-def table(trial: Comparison) -> Table:
+def table(comparison: Comparison) -> Table:
     """One row for each rule and, where there are several, each class; the first rule also by prompt length."""
     made = Table(box=None, header_style="bold", pad_edge=False)
     heads = (
@@ -27,8 +27,8 @@ def table(trial: Comparison) -> Table:
     )
     for head in ("", *heads):
         made.add_column(head, justify="right" if head else "left", no_wrap=not head)
-    for number, (rule, report) in enumerate(trial.reports.items()):
-        for name, found in _groups(trial, rule, report, quartiles=number == 0).items():
+    for number, (rule, report) in enumerate(comparison.reports.items()):
+        for name, found in _groups(comparison, rule, report, quartiles=number == 0).items():
             made.add_row(
                 name,
                 str(found.offered),
@@ -41,20 +41,20 @@ def table(trial: Comparison) -> Table:
 
 
 def _groups(
-    trial: Comparison, rule: AdmissionRule, report: SimulationReport, quartiles: bool
+    comparison: Comparison, rule: AdmissionRule, report: SimulationReport, quartiles: bool
 ) -> Mapping[str, RunFigures]:
     groups = {rule.name: report.total}
     if len(report.classes) > 1:
-        names = [known.name for known in trial.config.classes if known.name in report.classes]
+        names = [known.name for known in comparison.config.classes if known.name in report.classes]
         groups |= {f"  class {name}": report.classes[name] for name in names}
     if quartiles:
         groups |= {f"  prompts Q{number}": found for number, found in enumerate(report.quartiles, 1)}
     return groups
 
 
-def remarks(trial: Comparison) -> list[str]:
+def remarks(comparison: Comparison) -> list[str]:
     """What the table does not say."""
-    rule, report = next(iter(trial.reports.items()))
+    rule, report = next(iter(comparison.reports.items()))
     told = []
     if report.total.shed:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(report.total.shed.items()))
@@ -69,7 +69,7 @@ def remarks(trial: Comparison) -> list[str]:
         )
     if report.preemptions:
         told.append(f"{report.preemptions} preemptions: KV blocks ran out")
-    if trial.one_server is None:
+    if comparison.one_server is None:
         told.append(
             "no exact optimum: it is known where all requests have one TTFT target, without perThousandPromptTokens"
         )
@@ -79,7 +79,7 @@ def remarks(trial: Comparison) -> list[str]:
 def optimum_table(found: OneServer) -> Table:
     """The rules against the exact optimum, where that is known."""
     made = Table(box=None, header_style="bold", pad_edge=False)
-    for head in ("the door alone, before one server of this capacity", "TTFT kept", "of the optimum"):
+    for head in ("admission alone, before one server of this capacity", "TTFT kept", "of the optimum"):
         made.add_column(head, justify="left" if not made.columns else "right", no_wrap=True)
     for name, share in {
         "exact optimum": found.optimum,
@@ -89,23 +89,23 @@ def optimum_table(found: OneServer) -> Table:
     return made
 
 
-def document(trial: Comparison) -> dict[str, object]:
+def document(comparison: Comparison) -> dict[str, object]:
     """All figures. Seconds, tokens, shares in 0..1; what is not known is null."""
-    replica = trial.config.replica
+    replica = comparison.config.replica
     return {
-        "requests": len(trial.trace),
-        "rho": trial.rho,
-        "capacityPromptTokensPerSecond": trial.capacity,
-        "replicas": trial.config.replicas,
+        "requests": len(comparison.trace),
+        "rho": comparison.rho,
+        "capacityPromptTokensPerSecond": comparison.capacity,
+        "replicas": comparison.config.replicas,
         "maxNumSeqs": replica.max_num_seqs,
         "prefillTokenBudget": replica.prefill_token_budget,
         "stepTime": codec.encode(replica.step_time),
-        "classes": codec.encode(trial.config.classes),
-        "rules": {rule.name: report.as_dict() for rule, report in trial.reports.items()},
+        "classes": codec.encode(comparison.config.classes),
+        "rules": {rule.name: report.as_dict() for rule, report in comparison.reports.items()},
         "oneServer": None
-        if trial.one_server is None
+        if comparison.one_server is None
         else {
-            "optimum": trial.one_server.optimum,
-            "rules": {rule.name: share for rule, share in trial.one_server.rules.items()},
+            "optimum": comparison.one_server.optimum,
+            "rules": {rule.name: share for rule, share in comparison.one_server.rules.items()},
         },
     }

@@ -1,5 +1,4 @@
-"""`headway simulate`: a promise and a load tried on replicas under a virtual clock, by every rule of the door, before
-they meet traffic."""
+"""`headway simulate`: an SLO and a load tried on simulated replicas under a virtual clock, by every admission rule."""
 
 from __future__ import annotations
 
@@ -38,29 +37,29 @@ examples:
   headway simulate
       500 requests like Azure's conversations, at 0.9 of what a replica carries
   headway simulate --trace code --rho 1.2 --replicas 2
-      overload: who is turned away, and what is kept for the others
+      overload: who is shed, and which targets are met for the others
   headway simulate --slo my-slo.yaml --mix interactive=0.8,batch=0.2 --trace code --requests 1000 --rate 20
   headway calibrate --json replica.json && headway simulate --from replica.json --scale-lengths 0.25
   headway simulate --coefficients 0.03,0.0005,0.002,0.00001 --scale-lengths 0.1
 
-The door and the schedulers are those that serve; only the clock and the forward pass are made up, so a run is
-repeatable and tells what a policy does, not how fast this machine is. Shares are over all offered requests: shed ones
-are misses. The replica, unless it is named, is computed: an 8-billion-parameter model on one accelerator. The optimum
-is that of one server which takes requests one after the other, the largest model for which it can be computed;
-replicas, which serve many at once, may keep more than it or less.
+Admission and schedulers are those that serve; only the clock and the forward pass are simulated. So a run is repeatable
+and says what a policy does, not how fast this machine is. Shares are over all offered requests: shed ones are misses.
+The default replica is computed: an 8-billion-parameter model on one accelerator. The optimum is exact for a single
+server that handles one request at a time; for batched replicas no exact optimum is known. A batched run can therefore
+score above or below it.
 """
 
 _ACCELERATOR_KV_TOKENS = 1 << 18
-"""What fits beside the default replica's weights, as computed as they are."""
+"""KV cache that fits beside the default replica's weights; computed, like the replica."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds `simulate` to the command line."""
     parser = commands.add_parser(
         "simulate",
-        help="try a promise on a trace under a virtual clock: what is kept, by which rule of the door",
-        description="Replay a trace through the real door and the real schedulers under a virtual clock, and "
-        "say what is kept.",
+        help="try an SLO on a trace under a virtual clock: what is met, by which admission rule",
+        description="Replay a trace through the real admission and the real schedulers under a virtual clock, and "
+        "say which targets are met.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -86,7 +85,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--admission-rule",
         choices=tuple(RULES),
         default=next(iter(RULES)),
-        help="of the door (default: %(default)s)",
+        help="who is admitted (default: %(default)s)",
     )
     policy.add_argument(
         "--beside",
@@ -99,7 +98,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=float,
         default=0.0,
         metavar="X",
-        help="the door knows prompt lengths to ± this share (default: 0)",
+        help="admission knows prompt lengths to ± this share (default: 0)",
     )
     policy.add_argument(
         "--scheduling-policy",

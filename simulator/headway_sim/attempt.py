@@ -45,7 +45,7 @@ class Attempt:
     """Each token so far came by arrival + TTFT + i·TPOT + grace."""
     gaps: LogHistogram = field(default_factory=LogHistogram)
     due: float = field(init=False)
-    """When its next token has to be there, grace apart; infinite when nothing was promised about it."""
+    """When its next token has to be there, grace apart; infinite when its class has no TTFT objective."""
     pace: float = field(init=False)
     """Seconds by which `due` moves on with each token."""
 
@@ -84,7 +84,7 @@ class Attempt:
 
     @property
     def tpot_kept(self) -> bool | None:
-        """Its tokens came at the promised pace; None when none was promised, or the answer is one token, which has no
+        """Its tokens met the TPOT target; None when its class has none, or the answer is one token, which has no
         pace."""
         objective = self.priority_class.objectives.tpot
         if objective is None or self.request.output_tokens < 2:
@@ -102,7 +102,7 @@ class Attempt:
             self.tokens_in_time = False
         if self.last_token_at is None:
             self.first_token_at = now
-            if self.due == math.inf:  # no promise about the first: the others are counted from it
+            if self.due == math.inf:  # no target for the first: the others are counted from it
                 self.due = now
         else:
             index = _bucket(now - self.last_token_at)

@@ -1,4 +1,4 @@
-"""The smallest model of the door: one prefill server, first come first served, and the real rules before it.
+"""The smallest model of admission: one prefill server, first come first served, and the real rules before it.
 
 It is simple enough to be compared with the exact optimum (`optimum.most_on_time`): a request is on time when its work,
 prompt tokens / C, ends within the target of its arrival. Requests wait in the gateway's queue; the server takes one at
@@ -54,9 +54,9 @@ class FifoResult:
     displaced: int = 0
     """Of those that had waited."""
     refused_at_recheck: int = 0
-    """Of those given up: at their turn, for arrivals that were expected."""
+    """Of those displaced: when checked again before their start, for arrivals that were expected."""
     waited_in_vain: float = 0.0
-    """Mean wait of those given up, as a share of the target."""
+    """Mean wait of those displaced, as a share of the target."""
     errors: list[float] = field(default_factory=list)
     """predicted - actual seconds of those served."""
 
@@ -84,7 +84,7 @@ def works(trace: Sequence[TraceRequest], load: float) -> tuple[list[float], floa
 
 
 def run(trace: Sequence[TraceRequest], config: FifoConfig) -> FifoResult:
-    """Runs the trace through the door and the server."""
+    """Runs the trace through admission and the server."""
     return _Fifo(trace, config).run()
 
 
@@ -154,7 +154,7 @@ class _Fifo:
         self.result.waited_in_vain += now - request.arrival
 
     def _server(self, now: float) -> ReplicaLoad:
-        """The server as the door knows it: what it works on has so much left as its known length says."""
+        """The server as admission knows it: what it works on has so much left as its known length says."""
         left = max(0.0, self.expected_free - now) * self.rate
         if self.free_at > now:
             left = max(left, 1e-6)

@@ -1,4 +1,4 @@
-"""A run in figures: promises over all offered, per class and per prompt-length quartile."""
+"""A run in figures: targets met over all offered, per class and per prompt-length quartile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RunFigures:
     ttft_attainment: float | None
     """Share whose first token came in time."""
     tpot_attainment: float | None
-    """Share that kept TPOT, of those that were promised one, answers of a single token apart."""
+    """Share that kept TPOT, of those whose class has one, answers of a single token apart."""
     good_share: float | None
     """Share for which every token came by arrival + TTFT + i·TPOT + grace."""
     goodput: float

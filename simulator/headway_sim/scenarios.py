@@ -1,4 +1,4 @@
-"""Loads that promises are tried with: saturation, alternating overload, answers that are long for their prompts."""
+"""Loads that objectives are tried with: saturation, alternating overload, answers that are long for their prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway_sim.simulation import SimulationConfig, SimulationRun, simulate
 from headway_sim.traces import TraceRequest, at_rate
 
 UNBOUNDED = QueueLimits(requests=1 << 30, bytes=1 << 50, seconds=1e9)
-"""For the open door: whoever comes waits until served."""
+"""For open admission: whoever comes waits until served."""
 
 _MOST_IN_A_FLOOD = 200_000
 """Requests; more are not tried."""
@@ -40,7 +40,7 @@ def capacity(lengths: Sequence[TraceRequest], config: SimulationConfig, seconds:
             break
         if all(attempt.unschedulable for attempt in whole.attempts):
             raise InvalidInput(
-                "no request of this trace fits into a replica's KV pool: give it more room, or shorten the requests"
+                "no request of this trace fits into a replica's KV pool: give it more blocks, or shorten the requests"
             )
         if len(requests) > _MOST_IN_A_FLOOD:
             raise InvalidInput(
@@ -53,7 +53,7 @@ def capacity(lengths: Sequence[TraceRequest], config: SimulationConfig, seconds:
 
 
 def _flooded(flood: Sequence[TraceRequest], config: SimulationConfig, until: float) -> SimulationRun:
-    """The flood through an open door, to the instant `until`."""
+    """The flood under open admission, to the instant `until`."""
     drain = until - flood[-1].at
     return simulate(flood, replace(config, rule=OpenAdmission(), queue=UNBOUNDED, retries=0, slowdowns=(), drain=drain))
 
@@ -62,7 +62,7 @@ def alternating(
     lengths: Sequence[TraceRequest], rates: tuple[float, ...], period: float, cycles: int, seed: int = 0
 ) -> list[TraceRequest]:
     """Poisson arrivals at the first rate for `period` seconds, then at the next, and so on, over and over; lengths in
-    turn."""
+    the order given, again and again."""
     rng = random.Random(seed)
     trace: list[TraceRequest] = []
     end = period * len(rates) * cycles
@@ -92,7 +92,7 @@ def output_bound(requests: int, rate: float, prompt: int, mean_output: float, se
 
 @dataclass(frozen=True, slots=True)
 class CycleFigures:
-    """An overload that comes and goes, seen from both sides of the door."""
+    """An overload that comes and goes, seen from both sides of admission."""
 
     admitted: int
     """During overload."""

@@ -1,4 +1,4 @@
-"""`simulate`: a trace through the real door and the real schedulers, under a virtual clock.
+"""`simulate`: a trace through the real admission and the real schedulers, under a virtual clock.
 
 The gateway side is `headway_core.admission.PoolAdmission`, asked exactly as a gateway asks it; the replicas are
 `simulated_replica.SimulatedReplica`. Between them lies half a round trip each way. Load reports are polled, and ride on
@@ -53,12 +53,12 @@ class SimulationConfig:
     margin: float | None = None
     """Fraction of the target to keep free; None: learned."""
     size_error: float = 0.0
-    """Prompt lengths are known at the door to ± this fraction."""
+    """Prompt lengths are known at admission to ± this fraction."""
     queue: QueueLimits = QueueLimits()
     poll_interval: float = 0.25
     round_trip: float = 0.002
     affinity: bool = True
-    """False: the door is not told which prompts share their heads."""
+    """False: admission is not told which prompts share their heads."""
     retries: int = 0
     """How often a client that is told to comes back, after exactly Retry-After."""
     slowdowns: tuple[tuple[float, float], ...] = ()

@@ -1,40 +1,56 @@
-"""The door: who comes in, who waits, who is told "not now", and which replica serves.
+"""Admission: which request is sent to which replica, which waits, and which is told "not now".
 
 Pure decisions over load reports and a clock that is passed in. No HTTP, no sockets, no tasks: the gateway and the
-simulator own those.
+simulator own those. A gateway has one `PoolAdmission` for each pool and drives it like this:
 
-How a gateway uses the parts, for one pool::
+>>> from headway_core.contract.policy import Knobs
+>>> from headway_core.contract.reports import EngineLimits, ReplicaState, RuntimeReport
+>>> from headway_core.slo import DEFAULT_CLASS
+>>> admission = PoolAdmission([DEFAULT_CLASS], "gateway-1", fleet=Fleet("gateway-1", interval=1.0))
+>>> estimator = TokenEstimator()
 
-    door = Door(policy.classes, gateway=boot_id, fleet=Fleet(boot_id, interval=poll_interval))
-    tokens = TokenEstimator()
+A report tells it of a replica: whenever one was polled, or came with a response (`hint`). The policy sets
+`admission.classes` and `admission.fleet.cordoned`, DNS calls `admission.remove`.
 
-    # whenever a poll of /load succeeds, and on each response's `header_names.LOAD` header
-    door.report(report, now, round_trip)
-    door.hint(replica, hint, now)
-    door.fleet.cordoned, door.slo = frozenset(policy.cordoned), policy.classes     # as the policy says
-    door.remove(replica)                                                           # as DNS says
+>>> report = RuntimeReport(
+...     replica="r0", pool="chat", model="m", boot_id="b", seq=1, at=0.0, state=ReplicaState.READY,
+...     limits=EngineLimits(8, 512, 4096, 16, 1000), effective=Knobs(), free_slots=8, free_blocks=1000,
+...     prefill_rate=1000.0, completion_rate=2.0, block_release_rate=100.0, iteration_seconds=0.02)
+>>> admission.report(report, now=0.0, round_trip=0.001)
 
-    # a request arrives, of the PriorityClass `known`
-    request = Request(next_id, known, now, tokens.estimate(model, prompt), size_bytes=len(body),
-                      retry=retry_count > 0, prefix=prefix_chain(prompt, header_names.tenant_salt(tenant)),
-                      prefix_chunk_tokens=tokens_per_chunk)
-    answers = door.submit(request, now)           # dispatch it, shed it (and perhaps others), or neither: it waits
+A request is sent at once, or shed (and perhaps others with it), or neither: then it waits. Each dispatch is to be sent
+with the headers `PRIORITY` and `DISPATCH`; each shed request is answered with 429 (503 where it is not `contended`) and
+its `retry_after` seconds.
 
-    # after every call that may free something, and every few milliseconds while len(door.queue)
-    answers = door.poll(now)
-    for dispatch in answers.dispatches: ...      # wake that request's task: connect to dispatch.replica, with
-                                                 #   PRIORITY: dispatch.priority, DISPATCH: f"{boot}:{dispatch.number}"
-    for shed in answers.shed: ...                # 429 (shed.contended) or 503, with Retry-After: shed.retry_after
-                                                 #   and SHED_REASON: shed.reason.value
+>>> prompt = b"word " * 600
+>>> first, second, third = (
+...     Request(number, DEFAULT_CLASS, 0.1, estimator.estimate("m", prompt),
+...             prefix=prefix_chain(b"%d" % number + prompt))
+...     for number in range(3))
+>>> [(dispatch.replica, dispatch.number) for dispatch in admission.submit(first, 0.1).dispatches]
+[('r0', 1)]
+>>> admission.submit(second, 0.1)
+AdmissionResult(dispatches=(), shed=())
+>>> [(shed.request_id, shed.reason.value, shed.retry_after) for shed in admission.submit(third, 0.1).shed]
+[(2, 'prefill_wait', 1)]
 
-    # its answer
-    comparisons = door.first_token(request.request_id, now)   # first content: export comparison.error
-    tokens.observe(model, prompt, exact)                      # from the header PROMPT_TOKENS
-    door.ended(request.request_id, now, server_error=False)   # whichever end it was; repeating does no harm
-    answers = door.resubmit(request, now, tried=[replica])       # after `ended`, when it may be retried
+The first token says how good the predictions were, and the response how many tokens the prompt has. `ended` follows
+whichever end it was, also when the client left; calling it twice does no harm. After a failure before any content,
+`resubmit` asks for another replica.
 
-A client that goes away is `door.ended(...)` too, whichever phase it is in. When nothing is ready, `offer` sheds with
-NO_REPLICA. On SIGTERM set `door.draining`: newcomers are shed with DRAINING, and what waits still has its turn.
+>>> [f"{sample.predicted:.2f} {sample.error:.2f}" for sample in admission.first_token(0, now=0.9)]
+['0.77 -0.03']
+>>> estimator.observe("m", prompt, 600)
+>>> admission.ended(0, now=1.0, server_error=False)
+
+After every call that may free something, and every few milliseconds while `len(admission.queue)`, `poll` says who of
+those that wait is sent or shed now.
+
+>>> [dispatch.request.request_id for dispatch in admission.poll(now=1.0).dispatches]
+[1]
+
+Without a ready replica, `submit` sheds with NO_REPLICA. On SIGTERM set `admission.draining`: newcomers are shed with
+DRAINING, and what waits is still served.
 """
 
 from headway_core.admission.admission_queue import AdmissionQueue, QueueLimits

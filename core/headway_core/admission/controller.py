@@ -63,7 +63,7 @@ class AdmissionController:
     def refused(self, request: Request, load: PoolLoad, now: float) -> None:
         """A request was told to come back: whoever is told so next comes after it."""
         if load.prefill_rate:
-            self._retries.book(request.uncached_tokens / load.prefill_rate, now)
+            self._retries.add(request.uncached_tokens / load.prefill_rate, now)
 
     def compare(self, priority: int, predicted: float, actual: float) -> None:
         """A TTFT that was predicted at arrival against what happened, or would have, to a request of this class;

@@ -75,7 +75,8 @@ class TrackedReplica:
 
 
 class Fleet:
-    """Books of one pool. `gateway` is this gateway's boot id; `interval` the seconds between polls of a load report."""
+    """The replicas of one pool. `gateway`: this gateway's boot id. `interval`: seconds between polls of a load
+    report."""
 
     def __init__(self, gateway: str, interval: float = 1.0, outliers: Outliers | None = None) -> None:
         if not interval > 0:
@@ -171,7 +172,7 @@ class Fleet:
         self.outliers.forget(replica)
 
     def dispatch(self, replica: str, priority: int, uncached_tokens: int, now: float) -> int:
-        """Books a request as sent, with the priority it is served at; the number belongs into the header
+        """Counts a request as sent, with the priority it is served at; the number belongs into the header
         `header_names.DISPATCH`."""
         known = self._replicas[replica]
         known.numbers += 1
@@ -258,35 +259,40 @@ def _classes(report: RuntimeReport, hint: LoadHint) -> tuple[ClassLoad, ...]:
     it was."""
     waiting = {load.priority: load.waiting for load in report.classes}
     running = {load.priority: load.running for load in report.classes}
-    _settle(waiting, hint.waiting, hint.remaining_prefill_tokens)
-    _settle(running, hint.running, hint.remaining_prefill_tokens)
-    ranks = sorted({*waiting, *running, *hint.remaining_prefill_tokens}, reverse=True)
+    _match_total(waiting, hint.waiting, hint.remaining_prefill_tokens)
+    _match_total(running, hint.running, hint.remaining_prefill_tokens)
+    priorities = sorted({*waiting, *running, *hint.remaining_prefill_tokens}, reverse=True)
     return tuple(
-        ClassLoad(rank, waiting.get(rank, 0), running.get(rank, 0), hint.remaining_prefill_tokens.get(rank, 0))
-        for rank in ranks
+        ClassLoad(
+            priority,
+            waiting.get(priority, 0),
+            running.get(priority, 0),
+            hint.remaining_prefill_tokens.get(priority, 0),
+        )
+        for priority in priorities
     )
 
 
-def _settle(counts: dict[int, int], total: int, present: Collection[int]) -> None:
+def _match_total(counts: dict[int, int], total: int, present: Collection[int]) -> None:
     """Brings the sum of `counts` to `total`: more go to the highest class that has work there, fewer come off the
     highest first."""
     missing = total - sum(counts.values())
     if missing > 0:
-        rank = max(present, default=max(counts, default=0))
-        counts[rank] = counts.get(rank, 0) + missing
-    for rank in sorted(counts, reverse=True):
+        priority = max(present, default=max(counts, default=0))
+        counts[priority] = counts.get(priority, 0) + missing
+    for priority in sorted(counts, reverse=True):
         if missing >= 0:
             break
-        off = min(counts[rank], -missing)
-        counts[rank] -= off
+        off = min(counts[priority], -missing)
+        counts[priority] -= off
         missing += off
 
 
 def _drain(backlog: dict[int, float], tokens: float) -> None:
     """Takes computed tokens off, the highest class first, as the engine works."""
-    for rank in sorted(backlog, reverse=True):
+    for priority in sorted(backlog, reverse=True):
         if tokens <= 0 or not math.isfinite(tokens):
             return
-        done = min(tokens, backlog[rank])
-        backlog[rank] -= done
+        done = min(tokens, backlog[priority])
+        backlog[priority] -= done
         tokens -= done

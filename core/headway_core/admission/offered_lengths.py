@@ -42,7 +42,7 @@ class OfferedLengths:
         """
         if len(self._seen) < self._least:
             return None
-        room = rate * (now - self._seen[0][0])
-        if self._total <= room:
+        capacity = rate * (now - self._seen[0][0])
+        if self._total <= capacity:
             return None
-        return self._sorted[bisect_right(list(accumulate(self._sorted)), room)]
+        return self._sorted[bisect_right(list(accumulate(self._sorted)), capacity)]

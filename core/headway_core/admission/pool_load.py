@@ -22,7 +22,7 @@ class ReplicaLoad:
     """Requests without a slot."""
     running: Mapping[int, int]
     free_slots: float
-    """May be negative: more was sent than there is room for."""
+    """Negative when more was sent than fits."""
     free_blocks: int
     block_size: int
     budget: int
@@ -39,15 +39,15 @@ class ReplicaLoad:
 
     def backlog_at(self, priority: int) -> float:
         """Prefill tokens that stand before a newcomer of this priority."""
-        return sum(tokens for rank, tokens in self.backlog.items() if rank >= priority)
+        return sum(tokens for level, tokens in self.backlog.items() if level >= priority)
 
     def waiting_at(self, priority: int) -> int:
         """Requests that get a slot before a newcomer of this priority."""
-        return sum(count for rank, count in self.waiting.items() if rank >= priority)
+        return sum(count for level, count in self.waiting.items() if level >= priority)
 
     def slots_at(self, priority: int) -> float:
         """Free slots for this priority: a waiting higher class may take the slot of a running lower one."""
-        return self.free_slots + sum(count for rank, count in self.running.items() if rank < priority)
+        return self.free_slots + sum(count for level, count in self.running.items() if level < priority)
 
     def accepts(self, request: Request) -> bool:
         """The dispatch window: whether sending it now keeps the engine fed without building a queue there.

@@ -1,4 +1,4 @@
-"""A request as the door sees it, and what the door may answer. Data only: deciding happens in `controller`."""
+"""A request as admission sees it, and what may be decided about it. Data only: deciding happens in `controller`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway_core.slo import PriorityClass
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, judged by the promise in force when it arrived.
+    """One request, with the objectives in force when it arrived.
 
     `request_id` is the gateway's own number for it, never a client's string. `arrival` in seconds of the gateway's
     clock.
@@ -28,7 +28,7 @@ class Request:
     """What it occupies while it waits."""
     retry: bool = False
     """An SDK marked it as a repetition: it does not count as demand, and is not as easily turned away again
-    (`rules.RETURN_WEIGHT`)."""
+    (`rules.moore.RETURN_WEIGHT`)."""
     cached_tokens: int = 0
     """Prompt tokens that some replica probably holds (`prefixes.PrefixIndex`); fewer than `prompt_tokens`."""
     prefix: tuple[Hashable, ...] = ()
@@ -38,7 +38,7 @@ class Request:
     target: float | None = field(init=False)
     """Seconds from arrival that its first token may take; None when its class has no TTFT objective."""
     deadline: float = field(init=False)
-    """Instant by which the first token is promised; infinite without a TTFT objective."""
+    """Instant by which the first token has to come; infinite without a TTFT objective."""
     priority: int = field(init=False)
     """The priority of its class: higher goes first."""
     uncached_tokens: int = field(init=False)
@@ -117,7 +117,7 @@ class Admit:
     replica: str
     prediction: Prediction
     displaced: tuple[Shed, ...] = ()
-    """Waiting requests that must be told "not now", so that the others keep their promise."""
+    """Waiting requests that are shed, so that the others meet their targets."""
 
 
 @dataclass(frozen=True, slots=True)

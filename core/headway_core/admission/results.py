@@ -1,4 +1,4 @@
-"""What the door tells its owner to do, and what it learned. Data only."""
+"""What admission tells its owner to do, and what it learned. Data only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PredictionSample:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionResult:
-    """What has to be done now. An offered request appears once, in `dispatches` or in `shed`, unless it is
+    """What has to be done now. A submitted request appears once, in `dispatches` or in `shed`, unless it is
     cancelled."""
 
     dispatches: tuple[Dispatch, ...] = ()

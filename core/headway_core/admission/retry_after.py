@@ -34,21 +34,21 @@ def retry_after(excess: float, jitter: float, shortest: int = SHORTEST, longest:
 
 @dataclass(slots=True)
 class RetrySchedule:
-    """When the next one that is told to come back would find room, if all that were told before do come back.
+    """When the next one that is told to come back would be served, if all that were told before do come back.
 
-    Capacity is promised to fresh requests first, so those who return get `RETURN_SHARE` of it: their work queues up, as
-    it were, before a server of that speed. Without this everybody who is refused during an overload returns at once,
+    Capacity serves fresh requests first, so those who return get `RETURN_SHARE` of it: their work is a queue before a
+    server of that speed. Without this everybody who is refused during an overload returns at once,
     into the same overload.
     """
 
     _until: float = -math.inf
 
-    def book(self, work: float, now: float) -> None:
+    def add(self, work: float, now: float) -> None:
         """One more was told to come back; `work` in seconds of the whole pool."""
         self._until = min(max(self._until, now) + work / RETURN_SHARE, now + LONGEST)
 
     def wait(self, now: float) -> float:
-        """Seconds until the earlier ones have had their turn."""
+        """Seconds until the earlier ones have been served."""
         return max(0.0, self._until - now)
 
 

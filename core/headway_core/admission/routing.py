@@ -2,8 +2,8 @@
 computed.
 
 That is all there is to affinity: a warm replica wins as long as what it saves exceeds what it makes one wait, so no
-threshold has to be tuned. Only replicas whose dispatch window is open are sent to (`load.ReplicaLoad.accepts`); that
-window, not the choice, keeps a crowd from falling upon a replica that has just come up.
+threshold has to be tuned. Only replicas whose dispatch window is open are sent to (`pool_load.ReplicaLoad.accepts`).
+That window, not the choice, limits how many requests go at once to a replica that has just come up.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def choose(request: Request, load: PoolLoad, matches: Mapping[str, int] | None =
         if not replica.accepts(seen):
             continue
         prediction = predict(seen, replica)
-        key = _rank(replica, prediction.ttft)
+        key = _preference(replica, prediction.ttft)
         if best is None or key < best[0]:
             best = (key, Route(replica.replica, prediction, seen.cached_tokens))
     return best[1] if best is not None else None
 
 
-def _rank(replica: ReplicaLoad, ttft: float | None) -> tuple[float, ...]:
+def _preference(replica: ReplicaLoad, ttft: float | None) -> tuple[float, ...]:
     """Sort key: an unmeasured idle replica, then by predicted TTFT, then the unmeasured busy; ties to the one with less
     in flight."""
     if ttft is not None:

@@ -63,18 +63,18 @@ def test_retry_after_is_a_whole_number_bounded_jittered_and_never_falls_as_the_b
 
 
 def test_each_one_told_to_come_back_is_given_a_later_time_until_the_earlier_had_theirs() -> None:
-    appointments = RetrySchedule()
-    assert appointments.wait(100.0) == 0.0
+    schedule = RetrySchedule()
+    assert schedule.wait(100.0) == 0.0
     waits = []
     for _ in range(5):
-        waits.append(appointments.wait(100.0))
-        appointments.book(1.0, 100.0)
+        waits.append(schedule.wait(100.0))
+        schedule.add(1.0, 100.0)
     assert waits == sorted(waits)
     assert waits[4] > 4.0
-    assert appointments.wait(100.0 + waits[4] + 60) == 0.0
+    assert schedule.wait(100.0 + waits[4] + 60) == 0.0
     for _ in range(1000):
-        appointments.book(5.0, 200.0)
-    assert appointments.wait(200.0) == LONGEST
+        schedule.add(5.0, 200.0)
+    assert schedule.wait(200.0) == LONGEST
 
 
 def test_jitter_is_uniform_and_the_same_when_asked_again() -> None:
