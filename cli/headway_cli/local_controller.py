@@ -34,9 +34,9 @@ class LocalController:
         self.adopt(slo)
 
     def adopt(self, slo: ServingSLO) -> Policy:
-        """Takes a new promise; its policy comes into force at once, the knobs follow with the next observation."""
+        """Takes a new ServingSLO; its policy comes into force at once, the knobs follow with the next observation."""
         self._revision = min(self._revision + 1, MAX_REVISION)
-        # A generation of its own, as the API server counts them: what was estimated for another promise says nothing
+        # A generation of its own, as the API server counts them: what was estimated for other targets says nothing
         # about this one.
         self.slo = replace(slo, generation=self._revision, uid=f"local/{slo.name}")
         self._traffic = TrafficWindow(slo.target_name, slo.window)

@@ -20,7 +20,7 @@ from headway_core.planning.snapshot import Phase
 from headway_operator import manifests
 from headway_operator.kube import APPLY_PATCH, Kube, KubeError
 from headway_operator.metrics import ACTIONS
-from headway_operator.policy_ack import Touches
+from headway_operator.policy_ack import Delivery
 from headway_operator.resources import Pod
 from headway_operator.status import Decision
 from headway_operator.targets import ResolvedTarget
@@ -83,7 +83,7 @@ class Executor:
         each other."""
 
     async def execute(
-        self, actions: Iterable[Action], target: ResolvedTarget, written: Policy | None, touches: Touches, now: float
+        self, actions: Iterable[Action], target: ResolvedTarget, written: Policy | None, delivery: Delivery, now: float
     ) -> Outcome:
         """Executes the actions in their order, up to the first that the API server refuses for good. `written` is the
         policy that the plan has seen.
@@ -93,7 +93,7 @@ class Executor:
         outcome = Outcome(written)
         for action in actions:
             try:
-                await self._execute(action, target, outcome, touches, now)
+                await self._execute(action, target, outcome, delivery, now)
             except KubeError as error:
                 if error.transient or error.conflict:
                     raise
@@ -105,7 +105,7 @@ class Executor:
         return outcome
 
     async def _execute(
-        self, action: Action, target: ResolvedTarget, outcome: Outcome, touches: Touches, now: float
+        self, action: Action, target: ResolvedTarget, outcome: Outcome, delivery: Delivery, now: float
     ) -> None:
         match action:
             case WritePolicy(policy, changes):
@@ -115,12 +115,12 @@ class Executor:
                     Decision(type(change).__name__, change.reason, change.message) for change in changes
                 ]
                 ready = [pod for pod in (*target.runtimes, *target.gateways) if pod.phase is Phase.READY]
-                outcome.again = min(SOON, await self._touch(ready, outcome.policy.revision, touches, now))
+                outcome.again = min(SOON, await self._touch(ready, outcome.policy.revision, delivery, now))
             case TouchPods(names):
                 if outcome.policy is None:
                     raise AssertionError("pods are touched for a policy that is written")
                 pods = [pod for pod in (*target.runtimes, *target.gateways) if pod.name in names]
-                outcome.again = await self._touch(pods, outcome.policy.revision, touches, now)
+                outcome.again = await self._touch(pods, outcome.policy.revision, delivery, now)
             case Scale():
                 if await self._scale(target, action):
                     outcome.decisions.append(Decision("Scale", action.reason, action.message))
@@ -195,29 +195,29 @@ class Executor:
             known = self._maps[key] = PolicyMap(await self._kube.get(_map_path(*key)), now)
         return known
 
-    async def _touch(self, pods: Iterable[Pod], revision: int, touches: Touches, now: float) -> float:
+    async def _touch(self, pods: Iterable[Pod], revision: int, delivery: Delivery, now: float) -> float:
         """Touches those of the pods that are due; returns the seconds until a pod is due again, `SOON` at most.
 
         Without the right to touch, the kubelet's own minute has to do. Raises KubeError, NotLeading.
         """
-        due, again = touches.due(pods, revision, now)
+        due, again = delivery.due(pods, revision, now)
         try:
-            await asyncio.gather(*(self._touch_one(pod, revision, touches, now) for pod in due))
+            await asyncio.gather(*(self._touch_one(pod, revision, delivery, now) for pod in due))
         except KubeError as error:
             if not error.forbidden:
                 raise
             return float("inf")
         return again if again == float("inf") else max(0.1, min(again, SOON))
 
-    async def _touch_one(self, pod: Pod, revision: int, touches: Touches, now: float) -> None:
-        attempt = touches.attempts(pod) + 1
+    async def _touch_one(self, pod: Pod, revision: int, delivery: Delivery, now: float) -> None:
+        attempt = delivery.attempts(pod) + 1
         self._check()
         try:
             await self._kube.patch(_pod_path(pod), manifests.touch_patch(revision, attempt))
         except KubeError as error:
             if not error.missing:
                 raise
-        touches.touched(pod, attempt, now)
+        delivery.touched(pod, attempt, now)
         ACTIONS.labels("touch").inc()
 
     async def _scale(self, target: ResolvedTarget, action: Scale) -> bool:

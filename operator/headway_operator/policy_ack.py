@@ -25,22 +25,33 @@ TOUCHES = 5
 """Touches of one pod for one revision; after that the kubelet's own minute has to do."""
 
 
-class Touches:
-    """What was done to have one revision of one object's policy read, by pod."""
+class Delivery:
+    """How far the present revision of one object's policy has come: since when it is awaited, and who was touched."""
 
     def __init__(self) -> None:
         self._revision = 0
+        self._since = 0.0
         self._pods: dict[str, tuple[int, float]] = {}
-        """Pod uid → (attempts, when last)."""
+        """Pod uid → (touches, when last)."""
+
+    def _follow(self, revision: int, now: float) -> None:
+        if self._revision != revision:
+            self._revision, self._since, self._pods = revision, now, {}
+
+    def waited(self, policy: Policy | None, now: float) -> float:
+        """Seconds since this revision was first seen."""
+        if policy is not None:
+            self._follow(policy.revision, now)
+        return now - self._since
 
     def due(self, pods: Iterable[Pod], revision: int, now: float) -> tuple[list[Pod], float]:
         """Those of the pods to touch now, and the seconds until a pod is due again: inf when none will be."""
-        if self._revision != revision:
-            self._revision, self._pods = revision, {}
+        self._follow(revision, now)
         due: list[Pod] = []
         again = float("inf")
         for pod in pods:
-            attempts, last = self._pods.setdefault(pod.uid, (int(_touched_for(pod, revision)), now))
+            touched = int(pod.touched.split(".")[0] == str(revision))
+            attempts, last = self._pods.setdefault(pod.uid, (touched, now))
             if attempts < TOUCHES:
                 wait = last + TOUCH_AGAIN * 2 ** (attempts - 1) - now if attempts else 0.0
                 again = min(again, wait if wait > 0 else TOUCH_AGAIN * 2.0**attempts)
@@ -53,26 +64,8 @@ class Touches:
         return self._pods[pod.uid][0]
 
     def touched(self, pod: Pod, attempts: int, now: float) -> None:
-        """Takes note of the last of so many touches."""
+        """Takes note of a touch, the one with this number."""
         self._pods[pod.uid] = (attempts, now)
-
-
-def _touched_for(pod: Pod, revision: int) -> bool:
-    return pod.touched.split(".")[0] == str(revision)
-
-
-class RevisionClock:
-    """Since when one object's present revision has been waited for."""
-
-    def __init__(self) -> None:
-        self._revision = 0
-        self._since = 0.0
-
-    def waited(self, policy: Policy | None, now: float) -> float:
-        """Seconds since this revision was first seen."""
-        if policy is not None and self._revision != policy.revision:
-            self._revision, self._since = policy.revision, now
-        return now - self._since
 
 
 def acknowledged_replicas(observation: Observation, policy: Policy | None) -> int:

@@ -26,7 +26,7 @@ from headway_operator.executor import Executor, NotLeading
 from headway_operator.kube import Kube, KubeError
 from headway_operator.metrics import CONDITION
 from headway_operator.observe import Known, Observation, Observer, observe
-from headway_operator.policy_ack import RevisionClock, Touches, acknowledged_replicas, knobs_applied
+from headway_operator.policy_ack import Delivery, acknowledged_replicas, knobs_applied
 from headway_operator.settings import Settings
 from headway_operator.status import Decision, StatusFigures
 from headway_operator.targets import ResolvedTarget, other_operator, resolve
@@ -42,8 +42,7 @@ class ObjectState:
     began: float
     memory: Memory = Memory()
     traffic: TrafficWindow | None = None
-    touches: Touches = field(default_factory=Touches)
-    revision: RevisionClock = field(default_factory=RevisionClock)
+    delivery: Delivery = field(default_factory=Delivery)
     refreshed: float = 0.0
     """When figures were written last; a new state counts from its beginning."""
     shown: set[str] = field(default_factory=set)
@@ -121,12 +120,12 @@ class Reconciler:
         )
         planned = plan(observation.snapshot, target.slo, state.memory, now, self._settings.drain_budget)
         state.memory = planned.memory
-        outcome = await self._executor.execute(planned.actions, target, known.policy, state.touches, now)
+        outcome = await self._executor.execute(planned.actions, target, known.policy, state.delivery, now)
         policy = outcome.policy
         state.waiting = outcome.again < self._settings.interval
         state.cordoned = target if policy is not None and policy.cordoned else None
         applied = knobs_applied(
-            target.slo, policy, observation, failure or outcome.failure, state.revision.waited(policy, now)
+            target.slo, policy, observation, failure or outcome.failure, state.delivery.waited(policy, now)
         )
         told = [_refused_scaling(condition, outcome.refused) for condition in planned.conditions]
         conditions = [resolution.accepted, resolution.resolved, *told, applied]

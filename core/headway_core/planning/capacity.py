@@ -24,7 +24,7 @@ from headway_core.formatting import format_seconds
 from headway_core.slo import Bounds, Objectives, Range
 
 RHO = 0.8
-"""ρ: the share of the prefill budget that the mix uses on average; the rest is room for arrivals that come together."""
+"""ρ: the share of the prefill budget that the mix uses on average; the rest is left for arrivals that come together."""
 
 ITERATION_LIMIT = 0.5
 """Seconds that an iteration may last when no class has a TPOT objective: an iteration is the atom of cancellation."""

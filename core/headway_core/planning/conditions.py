@@ -36,41 +36,45 @@ def metrics_available(snapshot: Snapshot, slo: ServingSLO) -> Condition:
         return condition(
             False, "NoReadyReplicas", f"no replica is ready{_others(snapshot)}: nothing is decided until one is"
         )
-    voices = f"{len(fresh)} of {len(serving)} serving replicas report"
+    replicas = f"{len(fresh)} of {len(serving)} serving replicas report"
     if not fresh and all(replica.report is None for replica in serving):
         return condition(
             False,
             "NoMetrics",
-            f"{voices}: check that port 8001 of the runtime pods answers GET /load and that no NetworkPolicy "
+            f"{replicas}: check that port 8001 of the runtime pods answers GET /load and that no NetworkPolicy "
             "forbids it",
         )
     if not fresh:
         return condition(
             False,
             "StaleMetrics",
-            f"{voices} within {snapshot.stale_after:.0f}s, though they did before: knobs and replicas are "
+            f"{replicas} within {snapshot.stale_after:.0f}s, though they did before: knobs and replicas are "
             "frozen until they report again",
         )
     if not snapshot.trustworthy:
         return condition(
-            False, "PartialMetrics", f"{voices}, fewer than half: knobs and replicas are frozen until more report"
+            False, "PartialMetrics", f"{replicas}, fewer than half: knobs and replicas are frozen until more report"
         )
     if snapshot.gateways == 0:
         return condition(
             False,
             "NoGatewayPods",
-            f"{voices}, but no gateway pod is ready: start the gateway that spec.gatewayRef names",
+            f"{replicas}, but no gateway pod is ready: start the gateway that spec.gatewayRef names",
         )
-    gates = f"{snapshot.gateways_reporting} of {snapshot.gateways} gateways report"
+    gateways = f"{snapshot.gateways_reporting} of {snapshot.gateways} gateways report"
     if snapshot.gateways_reporting == 0:
         return condition(
-            False, "NoGatewayMetrics", f"{voices}, {gates}: check that port 8001 of the gateway pods answers GET /load"
+            False,
+            "NoGatewayMetrics",
+            f"{replicas}, {gateways}: check that port 8001 of the gateway pods answers GET /load",
         )
     if snapshot.traffic is None:
-        return condition(None, "FirstReading", f"{voices}, {gates}; rates need a second reading")
+        return condition(None, "FirstReading", f"{replicas}, {gateways}; rates need a second reading")
     if snapshot.traffic.demand.count == 0 and all(known.offered == 0 for known in snapshot.traffic.classes.values()):
-        return condition(True, "NoTraffic", f"{voices}, {gates}; no request arrived in the window of {slo.window:.0f}s")
-    return condition(True, "Reporting", f"{voices}, {gates}{_others(snapshot)}")
+        return condition(
+            True, "NoTraffic", f"{replicas}, {gateways}; no request arrived in the window of {slo.window:.0f}s"
+        )
+    return condition(True, "Reporting", f"{replicas}, {gateways}{_others(snapshot)}")
 
 
 def _others(snapshot: Snapshot) -> str:

@@ -75,7 +75,7 @@ def plan_knobs(
     now: float,
     stale_after: float = 15.0,
 ) -> KnobPlan:
-    """Estimate and settle in one call, for whoever has knobs alone to turn. `current`: the knobs of the policy written
+    """Estimate and settle in one call, for a caller that only sets knobs. `current`: the knobs of the policy written
     last."""
     found = estimate(replicas, slo, memory.decided or current, stale_after)
     return settle(found, replicas, slo, current, memory=memory, now=now)

@@ -106,7 +106,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything `plan` looks at besides the object and its own memory."""
+    """Everything that `plan` decides from, besides the object and its own memory."""
 
     replicas: tuple[ObservedReplica, ...] = ()
     scale: int | None = None

@@ -83,8 +83,8 @@ def test_a_long_window_is_kept_in_few_spans_and_loses_nothing():
 def test_when_nothing_stood_still_a_lower_bound_is_better_than_nothing():
     counters = CounterWindow(60)
     counters.record({"a": CounterReading("a0", {"x": 0})}, ["a"], 0)
-    for turn in range(1, 5):
-        counters.record({"a": CounterReading(f"a{turn}", {"x": 10})}, ["a"], 10 * turn)
+    for number in range(1, 5):
+        counters.record({"a": CounterReading(f"a{number}", {"x": 10})}, ["a"], 10 * number)
     assert counters.steady_total(60, 40).get("x") == 40
 
 

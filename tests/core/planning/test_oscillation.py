@@ -29,7 +29,7 @@ class Fleet:
         self.pods = {f"pod-{index}": -START_UP for index in range(replicas)}
         self.born = replicas
         self.scale, self.offered = replicas, 0.0
-        self.book = TrafficWindow(slo.target_name, slo.window)
+        self.traffic = TrafficWindow(slo.target_name, slo.window)
         self.history, self.knob_moves, self.unserved = [], [], 0.0
 
     def run(self, minutes, load, memory=None):
@@ -51,8 +51,8 @@ class Fleet:
         return memory
 
     def observe(self, now):
-        books = PoolReport(self.slo.target_name, {"default": ClassReport(offered=int(self.offered))})
-        self.book.record({"gw": GatewayReport("gw", "g", 1, now, ReplicaState.READY, (books,))}, ["gw"], now)
+        pool = PoolReport(self.slo.target_name, {"default": ClassReport(offered=int(self.offered))})
+        self.traffic.record({"gw": GatewayReport("gw", "g", 1, now, ReplicaState.READY, (pool,))}, ["gw"], now)
         drift = 1 + self.random.uniform(-self.noise, self.noise) / 2
         model = dataclasses.replace(
             self.make.model, base=self.make.model.base * drift, per_row=self.make.model.per_row * drift
@@ -67,7 +67,7 @@ class Fleet:
             replicas=replicas,
             scale=self.scale,
             policy=self.policy,
-            traffic=self.book.traffic(now),
+            traffic=self.traffic.traffic(now),
             gateways=1,
             gateways_reporting=1,
             in_flight={},

@@ -298,7 +298,7 @@ class TestReplicas:
         assert of_kind(plan(shifted, slo, moved.memory, 30.0), SetKnobs) == []
 
     def test_replicas_that_are_refused_for_ever_do_not_starve_the_knobs(self, make, best, tuned):
-        """Nobody carries the scale out, and the mix keeps shifting: knobs still get their turns."""
+        """Nobody carries the scale out, and the mix keeps shifting: knobs still move."""
         slo = make.slo()
         memory, moves, current = Memory(), 0, tuned(slo)
         for tick in range(240):
@@ -431,15 +431,15 @@ class TestActions:
     def settled_snapshot(self, make, best, tuned, slo, **changes):
         return make.snapshot(best.rate, policy=tuned(slo), **changes)
 
-    def test_a_first_policy_is_written_in_every_mode_and_turns_no_knob_unless_enforced(self, make, best):
-        for mode, turned in [("Observe", False), ("Recommend", False), ("Enforce", True)]:
+    def test_a_first_policy_is_written_in_every_mode_and_sets_no_knob_unless_enforced(self, make, best):
+        for mode, decided in [("Observe", False), ("Recommend", False), ("Enforce", True)]:
             slo = make.slo(mode=mode)
             (write,) = (
                 action
                 for action in plan(make.snapshot(best.rate), slo, Memory(), 0.0).actions
                 if isinstance(action, WritePolicy)
             )
-            assert (write.policy.knobs != Knobs(), bool(write.changes)) == (turned, turned)
+            assert (write.policy.knobs != Knobs(), bool(write.changes)) == (decided, decided)
             assert (write.policy.classes, write.policy.slo_uid, write.policy.revision) == (slo.classes, "u-1", 1)
 
     @pytest.mark.parametrize("edit", [{"window": 7.0}, {"slo_uid": "other"}, {"min_samples": 1}])

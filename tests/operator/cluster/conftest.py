@@ -152,7 +152,7 @@ class World:
         self.quality = 1.0
         """Share of requests that keep their promise."""
         self.start_up, self.pause = 0.0, 0.2
-        """Seconds until a runtime is ready; between two looks of the kubelet."""
+        """Seconds until a runtime is ready; between two rounds of the kubelet."""
         self.delay = 0.0
         """Seconds that every pod takes to report."""
         self.model, self.mix, self.limits = MODEL, MIX, CAPACITY
@@ -485,7 +485,7 @@ class World:
         if name.startswith(GATEWAY):
             offered = self.count()
             good = int(offered * self.quality)
-            books = ClassReport(
+            counted = ClassReport(
                 offered=offered,
                 admitted=offered,
                 outcomes={"ok": offered},
@@ -495,7 +495,7 @@ class World:
                 tpot={78: offered},
             )
             default = policy.default_class if policy else "default"
-            pool = PoolReport(TARGET, {default: books}, answer, replica_in_flight=dict(self.running))
+            pool = PoolReport(TARGET, {default: counted}, answer, replica_in_flight=dict(self.running))
             return GatewayReport(name, f"boot-{name}", 1, time.time(), ReplicaState.READY, (pool,))
         return RuntimeReport(
             replica=name,

@@ -109,13 +109,13 @@ def test_rolling_restarts_have_one_writer_at_a_time(world):
     world.slo()
     world.operator()
     world.wait_condition("KnobsApplied", "True", "Acknowledged")
-    for turn in range(3):
+    for number in range(3):
         old = world.operators[-1]
         world.operator()
         world.wait(lambda: "lease" in world.operators[-1].text or world.operators[-1].port, "started")
         old.stop()
-        world.edit({"spec": {"objectives": {"tpot": {"target": f"{30 + turn}ms"}}}})
-        world.wait(lambda turn=turn: world.policy().generation == turn + 2, "the new one acts", patience=30)
+        world.edit({"spec": {"objectives": {"tpot": {"target": f"{30 + number}ms"}}}})
+        world.wait(lambda number=number: world.policy().generation == number + 2, "the new one acts", patience=30)
     entries = world.plane.audit.entries(since=world.born_at, user=world.user, verb={"update"}, resource="leases")
     terms = [
         entry.body["spec"]["holderIdentity"]

@@ -74,7 +74,7 @@ def populate(world, first, last):
 
 
 class Crowd:
-    """Kubelet, runtimes and gateways of all objects, made cheap: pods are looked at while they are new, policies read
+    """Kubelet, runtimes and gateways of all objects, made cheap: pods are handled while they are new, policies read
     once per gateway."""
 
     def __init__(self, world):
@@ -107,14 +107,15 @@ class Crowd:
             return dataclasses.replace(self.plain(name), pool=f"rt-{number}", policy=self.acknowledgement(int(number)))
         count = self.world.count()
         kept = {"ttft": count, "tpot": count, "all": count}
-        books = {
+        counted = {
             "default": ClassReport(
                 offered=count, outcomes={"ok": count}, attained=kept, judged=kept, ttft={110: count}, tpot={78: count}
             )
         }
         first = int(number) * PER_GATEWAY
         pools = tuple(
-            PoolReport(f"rt-{index}", books, self.acknowledgement(index)) for index in range(first, first + PER_GATEWAY)
+            PoolReport(f"rt-{index}", counted, self.acknowledgement(index))
+            for index in range(first, first + PER_GATEWAY)
         )
         return GatewayReport(name, f"boot-{name}", 1, 0.0, ReplicaState.READY, pools)
 

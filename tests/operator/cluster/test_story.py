@@ -139,14 +139,14 @@ def test_recommend_says_the_same_and_applies_nothing(world):
     world.wait_condition("Ready", "True", "Recommending")
     assert world.condition("KnobsApplied")[:2] == ("False", "NotEnforced")
     assert world.scale() == 1
-    assert world.policy().knobs.max_num_seqs is None, "the gateway learns what is promised, and no knob is turned"
+    assert world.policy().knobs.max_num_seqs is None, "the gateway learns what is promised, and no knob is set"
     mark = world.plane.audit.mark()
     world.edit({"spec": {"mode": "Enforce"}})
     world.wait(lambda: world.scale() == 4, "enforced")
     assert ("patch", "configmaps") in world.writes(mark)
 
 
-def test_observe_shows_figures_and_no_wishes(world):
+def test_observe_shows_figures_and_desires_nothing(world):
     world.build()
     world.rate = 20.0
     world.quality = 0.5

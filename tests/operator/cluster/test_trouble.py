@@ -168,9 +168,9 @@ def test_finalizers_of_others_are_theirs(world):
     world.slo()
     world.operator()
     world.wait_condition("Ready", "True", "Enforcing")
-    for turn in range(60):
+    for number in range(60):
         world.edit({"metadata": {"finalizers": ["x.example/f"]}})
-        world.edit({"spec": {"objectives": {"tpot": {"target": f"{30 + turn % 5}ms"}}}})
+        world.edit({"spec": {"objectives": {"tpot": {"target": f"{30 + number % 5}ms"}}}})
         world.edit({"metadata": {"finalizers": None}})
         assert "finalizers" not in world.get()["metadata"]
     time.sleep(2)
@@ -185,12 +185,12 @@ def test_killed_at_any_moment_it_ends_where_it_would_have(world):
     world.rate = 15.0
     world.slo(bounds={"replicas": {"min": 1, "max": 8}})
     scales = []
-    for turn in range(4):
+    for number in range(4):
         operator = world.operator(
-            "--lease-name", f"turn-{turn}"
+            "--lease-name", f"number-{number}"
         )  # a lease of its own: what is tested is not the wait for it
-        world.edit({"spec": {"objectives": {"tpot": {"target": f"{35 + turn}ms"}}}})
-        time.sleep(2.0 + 0.7 * turn)
+        world.edit({"spec": {"objectives": {"tpot": {"target": f"{35 + number}ms"}}}})
+        time.sleep(2.0 + 0.7 * number)
         operator.stop(9)
         scales.append(world.scale())
     assert scales == sorted(scales), "under load nobody is lost by a restart"
