@@ -1,7 +1,7 @@
 """The decoder of all families: Llama, Mistral, Qwen2 and Qwen3 differ in their config alone.
 
-One iteration is one flat batch of tokens, whatever sequences they belong to; only attention, which is passed in, knows
-which is whose. Inference only: no gradients, no dropout.
+One iteration is one flat batch of tokens of many sequences. Only the attention, which is passed in, knows which token
+belongs to which sequence. Inference only: no gradients, no dropout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Attention(Protocol):
     """What the decoder asks of an iteration's attention."""
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store the new keys and values, and let each query see its own sequence's past and itself.
+        """Stores the new keys and values; each query attends to its own sequence up to itself.
 
         q (tokens, heads, head_dim), k and v (tokens, kv_heads, head_dim) → (tokens, heads · head_dim).
         """
@@ -78,25 +78,25 @@ class Decoder:
         """ids and positions (tokens,), places `wanted` (rows,), all int64 → the last layer's output there, before its
         norm: (rows, hidden).
 
-        Of the other tokens nobody reads more than keys and values, so the last layer stops with them.
+        Of the other tokens only keys and values are needed, so the last layer computes nothing else for them.
         """
         config = self.config
         first_k, first_v = config.num_heads, config.num_heads + config.num_kv_heads
         cos, sin = self.rope.at(positions)
-        x = self.embedding.index_select(0, ids)
+        x = self.embedding.index_select(0, ids)  # (tokens, hidden)
         for index, layer in enumerate(self.layers):
             qkv = layer.qkv(self._norm(x, layer.input_norm))
             heads = qkv.view(len(ids), -1, config.head_dim)  # (tokens, heads + 2 · kv_heads, head_dim)
             if layer.q_norm is not None and layer.k_norm is not None:
                 heads[:, :first_k] = self._norm(heads[:, :first_k], layer.q_norm)
                 heads[:, first_k:first_v] = self._norm(heads[:, first_k:first_v], layer.k_norm)
-            turned = rotate(heads[:, :first_v], cos, sin)
-            mixed = attention.attend(index, turned[:, :first_k], turned[:, first_k:], heads[:, first_v:])
+            rotated = rotate(heads[:, :first_v], cos, sin)  # (tokens, heads + kv_heads, head_dim)
+            attended = attention.attend(index, rotated[:, :first_k], rotated[:, first_k:], heads[:, first_v:])
             if layer is self.layers[-1]:
-                mixed, x = mixed.index_select(0, wanted), x.index_select(0, wanted)
+                attended, x = attended.index_select(0, wanted), x.index_select(0, wanted)  # (rows, …)
                 if not len(wanted):
                     break
-            x = layer.output(mixed).add_(x)
+            x = layer.output(attended).add_(x)
             normed = self._norm(x, layer.mlp_norm)
             gate = functional.silu(layer.gate(normed), inplace=True)  # (tokens, intermediate)
             x = layer.down(gate.mul_(layer.up(normed))).add_(x)
