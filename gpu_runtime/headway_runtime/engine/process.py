@@ -1,8 +1,7 @@
 """The engine process: opens the model, measures it, then steps for as long as the server's end of the channel is open.
 
 Started as ``python -m headway_runtime.engine.process FD`` with one end of a socket pair. It ignores SIGINT and SIGTERM,
-which a terminal or a container sends to the whole group: the server decides when it is over, and closing the channel is
-how it says so.
+which a terminal or a container sends to the whole group: the server ends it by closing the channel.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class GgufFile:
             )
 
     def load(self, name: str) -> torch.Tensor:
-        """The tensor in float32, Q and K rows in the order that `models.rope` rotates."""
+        """The tensor in float32, Q and K rows in the order that `architecture.rope` rotates."""
         found = self._tensors[name]
         try:
             values = torch.from_numpy(

@@ -1,5 +1,9 @@
 """What is particular to each policy; that all of them lose nothing is proved by the histories."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 from headway_core.batching.deadlines import TokenDeadlines
 from headway_core.batching.plan import ItemResult, IterationResult
@@ -95,6 +99,12 @@ def test_every_name_gives_a_policy_of_its_own(step_times):
     assert SCHEDULING_POLICIES[0] == "priority" and len(set(map(type, policies))) == len(policies)
     with pytest.raises(KeyError):
         by_name("dynamic", step_times)
+
+
+def test_the_chart_takes_the_same_names():
+    schema = (Path(__file__).parents[3] / "charts/headway/values.schema.json").read_text()
+    names = json.loads(re.search(r'"schedulingPolicy": \{.*"enum": (\[.*\])\}', schema)[1])
+    assert set(names) == {*SCHEDULING_POLICIES, None}
 
 
 # ---------------------------------------------------------------- SloAware
