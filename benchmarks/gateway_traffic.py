@@ -100,7 +100,7 @@ class Upstream(asyncio.Protocol):
 
 
 class Control(asyncio.Protocol):
-    """The load report of a runtime that has room for everybody."""
+    """The load report of a runtime that has a slot for every request."""
 
     seq = 0
 

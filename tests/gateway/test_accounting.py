@@ -1,4 +1,4 @@
-"""Promises against what happened: what is judged, by which target, and what the histograms say of scripted delays."""
+"""Objectives against what happened: what is judged, by which target, and what the histograms say of scripted delays."""
 
 import asyncio
 import dataclasses

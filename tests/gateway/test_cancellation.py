@@ -144,7 +144,7 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_holds_up_nobody(start_
         await client.head()
         # Reading stops here. The kernel takes some megabytes; beyond that the gateway must wait, and then give up.
         client.reader._transport.pause_reading()
-        await until(lambda: any(exchange.sending_since for exchange in gateway.gateway.pipeline.active))
+        await until(lambda: any(sending.sending_since for sending in gateway.gateway.pipeline.active))
         begun = time.monotonic()
         slow.script = None
         assert (await gateway.ask(max_tokens=2)).status == 200

@@ -124,19 +124,19 @@ def ask_again_and_again(port, tries):
     request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
     closed, sock = 0, socket.create_connection(("127.0.0.1", port))
     for pause in tries:
-        answer = exchanged(sock, request)
+        answer = answer_to(sock, request)
         if answer == b"":
             closed += 1
             sock.close()
             sock = socket.create_connection(("127.0.0.1", port))
-            answer = exchanged(sock, request)
+            answer = answer_to(sock, request)
         assert answer.startswith(b"HTTP/1.1 200") and b"w0" in answer, answer
         time.sleep(pause)
     sock.close()
     return closed
 
 
-def exchanged(sock, request):
+def answer_to(sock, request):
     """The whole answer; nothing when the connection was closed before its first byte."""
     data = b""
     sock.settimeout(30)
@@ -160,7 +160,7 @@ def announced(data):
 
 
 async def test_a_request_that_meets_the_closing_of_its_connection_was_not_begun(start_gateway, stub_runtime):
-    """Then a client may ask again on a new one, and each is answered and booked once."""
+    """Then a client may ask again on a new one, and each is answered and counted once."""
     gateway = await start_gateway(stub_runtime(), keep_alive=IDLE)
     closed = await asyncio.gather(
         *(asyncio.to_thread(ask_again_and_again, gateway.port, pauses()) for _ in range(LANES))

@@ -1,4 +1,4 @@
-"""A thousand keys, edited in place while their owners ask: keys that stay open the door all the while, and half a file
+"""A thousand keys, edited in place while their owners ask: keys that stay are valid all the while, and half a file
 changes nothing."""
 
 import asyncio
@@ -62,7 +62,7 @@ async def test_keys_change_under_load_and_only_removed_ones_are_turned_away(
 
     owners = [asyncio.ensure_future(owner(2 * start)) for start in range(7)]
     stays = "".join(line(number) for number in range(0, KEYS, 2))
-    # Written slowly, faster than it is looked at and slower, each time to the full number again.
+    # Written slowly, faster than it is read and slower, each time to the full number again.
     for pause in (0.0, 0.001, 0.01):
         await edits.write("".join(map(line, range(KEYS))) + "# edited\n", pause)
         await asyncio.sleep(0.15)

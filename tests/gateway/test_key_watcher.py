@@ -1,4 +1,4 @@
-"""The key file while the gateway runs: a broken edit neither opens nor shuts the door."""
+"""The key file while the gateway runs: a broken edit neither lets anybody in nor locks anybody out."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ LINE = "alice  sha256:" + "0" * 64 + "\n"
 def test_keys_stay_in_force_whatever_stands_in_place_of_their_file(tmp_path, kind):
     path = tmp_path / "keys"
     path.write_text(LINE)
-    files = KeyWatcher(path)
+    watcher = KeyWatcher(path)
     path.unlink()
     {
         "nothing": lambda: None,
@@ -23,15 +23,15 @@ def test_keys_stay_in_force_whatever_stands_in_place_of_their_file(tmp_path, kin
         "link to itself": lambda: path.symlink_to(path),
         "half a line": lambda: path.write_text(LINE[:30]),
     }[kind]()
-    reading = threading.Thread(target=lambda: [files.read() for _ in range(3)], daemon=True)
+    reading = threading.Thread(target=lambda: [watcher.read() for _ in range(3)], daemon=True)
     reading.start()
     reading.join(20)
-    assert not reading.is_alive() and len(files.ring) == 1
+    assert not reading.is_alive() and len(watcher.ring) == 1
     path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
     path.write_text(LINE + LINE)
-    files.read()
-    files.read()
-    assert len(files.ring) == 2
+    watcher.read()
+    watcher.read()
+    assert len(watcher.ring) == 2
 
 
 def test_a_file_that_is_still_being_written_takes_no_key_away_and_gives_none_more(tmp_path):
@@ -39,16 +39,16 @@ def test_a_file_that_is_still_being_written_takes_no_key_away_and_gives_none_mor
     path = tmp_path / "keys"
     text = "".join(f"tenant-{number}  sha256:{number:064x}  batch\n" for number in range(3))
     path.write_text(text)
-    files = KeyWatcher(path)
-    before = files.ring
+    watcher = KeyWatcher(path)
+    before = watcher.ring
     for size in range(len(text)):
         path.write_text(text[:size])
-        files.read()
-        assert files.ring is before
+        watcher.read()
+        assert watcher.ring is before
     path.write_text(text + LINE)
     for count in (3, 4, 4):
-        files.read()
-        assert len(files.ring) == count
+        watcher.read()
+        assert len(watcher.ring) == count
 
 
 def test_keys_from_a_pipe_are_read_once(tmp_path):
@@ -56,7 +56,7 @@ def test_keys_from_a_pipe_are_read_once(tmp_path):
     os.mkfifo(path)
     writing = threading.Thread(target=path.write_text, args=(LINE,))
     writing.start()
-    files = KeyWatcher(path)
+    watcher = KeyWatcher(path)
     writing.join()
-    files.read()
-    assert len(files.ring) == 1
+    watcher.read()
+    assert len(watcher.ring) == 1

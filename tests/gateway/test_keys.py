@@ -66,7 +66,7 @@ def hash_key(*arguments, given=""):
     return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
 
 
-def test_a_new_key_is_shown_once_and_its_line_opens_the_door():
+def test_a_new_key_is_shown_once_and_its_line_admits_it():
     done = hash_key("--tenant", "acme", "--classes", "batch")
     key = done.stderr.split()[-1]
     assert parse_keys({"keys": done.stdout.encode()}).caller(f"Bearer {key}".encode()) == Caller(

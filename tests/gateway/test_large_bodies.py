@@ -38,9 +38,9 @@ async def test_large_bodies_whose_clients_have_left_keep_nobody_waiting_and_reac
         return time.perf_counter() - began
 
     alone = sorted([await served() for _ in range(3)])[1]
-    booked = await leavers(gateway, 20)
+    counted = await leavers(gateway, 20)
     assert await served() < 10 * alone, "it waited for twenty bodies that nobody wants"
-    await until(lambda: gateway.gateway.pools.unclassified.offered == booked)
+    await until(lambda: gateway.gateway.pools.unclassified.offered == counted)
     await gateway.settled()
     assert gateway.gateway.pools.unclassified.outcomes["client_closed"] == 20
     assert len(stub.requests) == 4
@@ -65,7 +65,7 @@ async def test_a_body_that_is_read_for_too_long_is_timed_out(start_gateway, stub
     await gateway.settled()
 
 
-async def test_large_bodies_on_their_way_in_share_a_room_that_usual_ones_do_not_need(
+async def test_large_bodies_on_their_way_in_share_a_budget_that_usual_ones_do_not_need(
     start_gateway, stub_runtime, until
 ):
     gateway = await start_gateway(
@@ -76,16 +76,16 @@ async def test_large_bodies_on_their_way_in_share_a_room_that_usual_ones_do_not_
         slow.send(LONG[:-1000], length=len(LONG))
         leaver.send(LONG[: LIMIT // 3], length=len(LONG))
         await until(lambda: budget.reserved > LIMIT)
-        refused = await gateway.ask(LONG)
-        assert refused.status == 429 and refused.json()["error"]["code"] == "queue_full"
-        assert int(refused.header("retry-after")) > 0
+        shed = await gateway.ask(LONG)
+        assert shed.status == 429 and shed.json()["error"]["code"] == "queue_full"
+        assert int(shed.header("retry-after")) > 0
         assert budget.reserved <= budget.limit
         assert (await gateway.ask()).status == 200, "a body of usual size waited for large ones"
         leaver.close(reset=True)
         await until(lambda: budget.reserved < LIMIT)
         slow.writer.write(LONG[-1000:])
         assert (await slow.reply()).status == 200
-    assert (await gateway.ask(LONG)).status == 200, "the room was not given back"
+    assert (await gateway.ask(LONG)).status == 200, "the budget was not given back"
     await gateway.settled()
     assert budget.reserved == 0
     outcomes = gateway.gateway.pools.unclassified.outcomes

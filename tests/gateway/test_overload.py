@@ -134,7 +134,7 @@ async def test_sdk_retries_are_counted_apart_from_demand(start_gateway, stub_run
     assert (gateway.counters().offered, gateway.counters().retries) == (5, 2)
 
 
-async def test_the_door_knows_who_was_turned_away_before(start_gateway, stub_runtime, until):
+async def test_the_admission_knows_who_was_shed_before(start_gateway, stub_runtime, until):
     stub = stub_runtime(slots=1, completion_rate=2.0)
     gateway = await start_gateway(stub)
     async with occupied(gateway, stub, until), gateway.client() as fresh, gateway.client() as back:

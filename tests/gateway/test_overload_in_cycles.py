@@ -1,9 +1,9 @@
-"""Overload again and again on real engines, whose iterations last as long as they are told to: the door keeps its
-promise at full capacity.
+"""Overload again and again on real engines, whose iterations last as long as they are told to: the admission meets
+its objective at full capacity.
 
 Ten cycles of 10 s at twice the capacity and 10 s at half of it. Three conditions together, since admitting nobody would
-keep the first, and the open door, which must fail, since otherwise it was no overload. Of the retries that land after a
-step down nine in ten are to succeed.
+meet the first, and the rule `open` must fail, since otherwise it was no overload. Of the retries that land after a step
+down nine in ten are to succeed.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from headway_core.contract.policy import Endpoint, Pool
 
 PERIOD, CYCLES = 10.0, 10
 TARGET = 2.0
-"""Seconds to the first token that a gateway without a policy promises."""
+"""Seconds to the first token that a gateway without a policy aims at."""
 PACE = "0.02,0.0005,0.001,0.000005"
 LIMITS = (
     "--max-num-seqs",
@@ -187,7 +187,7 @@ async def test_admitted_requests_keep_their_promise_at_full_capacity_and_retries
         f"returned {len(returned)}, kept {kept_share(returned) if returned else 0:.1%}"
     )
     let_in = [one for one in opened if one.under_overload]
-    figures += f"; the open door kept {kept_share(let_in):.1%}"
+    figures += f"; the rule `open` kept {kept_share(let_in):.1%}"
     print(figures)
     assert kept_share(admitted) >= 0.95 and work >= 0.9, figures
     assert len(returned) >= 30 and kept_share(returned) >= 0.9, figures

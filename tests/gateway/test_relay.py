@@ -116,17 +116,17 @@ async def test_an_error_to_a_stream_request_keeps_its_own_type_and_status(start_
 
 
 @pytest.mark.parametrize("asks", [True, False])
-@pytest.mark.parametrize("place", ["record", "line", "split"])
-async def test_the_usage_comment_feeds_the_books_and_never_the_client(start_gateway, stub_runtime, wire, asks, place):
+@pytest.mark.parametrize("cut", ["event", "line", "split"])
+async def test_the_usage_comment_feeds_the_counters_and_never_the_client(start_gateway, stub_runtime, wire, asks, cut):
     comment = header_names.USAGE_COMMENT.encode() + b'{"prompt": 11, "cached": 4, "completion": 5}'
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":5}}\n\n' if asks else b""
     wanted = PIECES[1] + usage + b"data: [DONE]\n\n"
     whole = {
-        "record": PIECES[1] + usage + comment + b"\n\ndata: [DONE]\n\n",
+        "event": PIECES[1] + usage + comment + b"\n\ndata: [DONE]\n\n",
         "line": PIECES[1] + usage + comment + b"\ndata: [DONE]\n\n",
         "split": PIECES[1] + usage + b"data: [DONE]\n\n" + comment + b"\n\n",
-    }[place]
-    pieces = [whole[start : start + 5] for start in range(0, len(whole), 5)] if place == "split" else [whole]
+    }[cut]
+    pieces = [whole[start : start + 5] for start in range(0, len(whole), 5)] if cut == "split" else [whole]
     gateway = await start_gateway(stub_runtime(script=streaming(wire, pieces)))
     reply = await gateway.ask(stream=True, stream_options={"include_usage": asks})
     assert reply.body == wanted

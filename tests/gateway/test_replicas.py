@@ -9,7 +9,7 @@ from headway_core.contract import documents, header_names
 from headway_core.contract.policy import Endpoint, Policy, Pool
 from headway_core.contract.reports import ReplicaState
 from headway_core.slo import DEFAULT_CLASS
-from headway_gateway import replicas as finding
+from headway_gateway import replicas as discovery
 
 
 def ready(gateway):
@@ -119,7 +119,7 @@ async def test_an_answer_of_a_dead_replica_is_tried_elsewhere(start_gateway, stu
 
 
 async def test_replicas_that_are_going_away_pass_a_request_on_and_are_not_blamed(start_gateway, stub_runtime):
-    """Its report is half a second old when a replica begins to drain: until the next one it refuses what is sent to
+    """Its report is half a second old when a replica begins to drain: until the next one it rejects what is sent to
     it."""
     # The slower one is the last to be chosen.
     going, good = [stub_runtime(name) for name in "abc"], stub_runtime("d", prefill_rate=50_000.0)
@@ -282,9 +282,9 @@ async def test_an_address_that_a_name_no_longer_gives_is_kept_while_it_answers(
             raise OSError("no such name")
         return answers[host]
 
-    monkeypatch.setattr(finding, "resolve", resolve)
-    monkeypatch.setattr(finding, "RESOLVE_SECONDS", 0.1)
-    monkeypatch.setattr(finding, "VANISHED_SECONDS", 0.5)
+    monkeypatch.setattr(discovery, "resolve", resolve)
+    monkeypatch.setattr(discovery, "RESOLVE_SECONDS", 0.1)
+    monkeypatch.setattr(discovery, "VANISHED_SECONDS", 0.5)
     pool = Pool("p", (Endpoint("pool.test", a.port, a.control_port), Endpoint("other.test", b.port, b.control_port)))
     gateway = await start_gateway(ready=False, pools=(pool,))
     await until(lambda: ready(gateway) == 2)

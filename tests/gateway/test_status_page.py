@@ -1,4 +1,4 @@
-"""The page at /: self-contained, and its numbers are the books'."""
+"""The page at /: self-contained, and its numbers are the counters'."""
 
 import asyncio
 import hashlib

@@ -194,8 +194,8 @@ async def test_client_errors_never_count_against_a_replica(start_gateway, stub_r
 
     a, b = stub_runtime("a", script=too_long), stub_runtime("b", script=too_long)
     gateway = await start_gateway(a, b)
-    for turn in range(200):
-        assert (await gateway.ask(stream=bool(turn % 2))).status == 400
+    for number in range(200):
+        assert (await gateway.ask(stream=bool(number % 2))).status == 400
     # One try each, nobody ejected, and the next good request is served at once.
     assert len(a.requests) + len(b.requests) == 200
     a.script = b.script = None
@@ -213,7 +213,7 @@ async def test_an_error_does_not_repeat_the_prompt(start_gateway, stub_runtime, 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_no_replica_can_hold_is_not_told_to_come_back(start_gateway, stub_runtime, stream):
-    """The stubs are so slow that the door sheds whatever is long; only what fits some time may be told so."""
+    """The stubs are so slow that the admission sheds whatever is long; only what fits some time may be told so."""
     stub = stub_runtime(prefill_rate=1.0)
     gateway = await start_gateway(stub)
     longest = stub.report().limits.max_model_len

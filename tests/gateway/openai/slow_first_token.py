@@ -11,8 +11,8 @@ import sys
 import httpx
 import openai
 
-url, first, patience = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
-client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=httpx.Timeout(patience))
+url, first, timeout = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=httpx.Timeout(timeout))
 SCRIPT = {"stub": {"first": first, "tokens": 3}}
 
 chat = client.chat.completions.create(

@@ -12,11 +12,11 @@ import pytest
 PROGRAM = Path(__file__).with_name("slow_first_token.py")
 
 
-async def run(url, first, patience, folder=None):
+async def run(url, first, timeout, folder=None):
     env = {**os.environ, **({"PYTHONPATH": str(folder)} if folder else {})}
     pipe = asyncio.subprocess.PIPE
     client = await asyncio.create_subprocess_exec(
-        sys.executable, str(PROGRAM), url, str(first), str(patience), env=env, stdout=pipe, stderr=pipe
+        sys.executable, str(PROGRAM), url, str(first), str(timeout), env=env, stdout=pipe, stderr=pipe
     )
     said, complaint = await asyncio.wait_for(client.communicate(), 200)
     assert client.returncode == 0, complaint.decode()
@@ -27,15 +27,15 @@ AT_ITS_DEFAULTS = pytest.param(40.0, 20.0, {}, marks=pytest.mark.full, id="at th
 
 
 @pytest.mark.parametrize(
-    ("first", "patience", "settings"),
+    ("first", "timeout", "settings"),
     [pytest.param(4.0, 2.0, {"first_byte_hold": 0.2}, id="in small"), AT_ITS_DEFAULTS],
 )
 async def test_both_clients_wait_for_a_slow_first_token(
-    start_gateway, stub_runtime, older_client, first, patience, settings
+    start_gateway, stub_runtime, older_client, first, timeout, settings
 ):
     gateway = await start_gateway(stub_runtime(), **settings)
     folder, older = older_client
-    versions = await asyncio.gather(run(gateway.url, first, patience), run(gateway.url, first, patience, folder))
+    versions = await asyncio.gather(run(gateway.url, first, timeout), run(gateway.url, first, timeout, folder))
     assert versions == [importlib.metadata.version("openai"), older] and len(set(versions)) == 2
     await gateway.settled()
     assert gateway.counters().outcomes["ok"] == 4

@@ -1,4 +1,4 @@
-"""The official `openai` client, in two versions, and the books after it: real runtimes behind a real gateway
+"""The official `openai` client, in two versions, and the counters after it: real runtimes behind a real gateway
 process."""
 
 import importlib.metadata
