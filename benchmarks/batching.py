@@ -15,7 +15,7 @@ from collections.abc import Callable
 from statistics import median
 
 from headway_core.batching import iteration_builder
-from headway_core.batching.plan import ItemResult, IterationPlan, IterationResult, IterationShape
+from headway_core.batching.iteration_plan import ItemResult, IterationPlan, IterationResult, IterationShape
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.scheduling_policies import PriorityPreemptive
 from headway_core.batching.sequence import Sequence

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from headway_core.batching.plan import PlanItem
+from headway_core.batching.iteration_plan import PlanItem
 from headway_runtime.model.architecture.config import ModelConfig, read_config
 from headway_runtime.model.attention_compiled import CompiledAttention, kernels_for
 from headway_runtime.model.attention_cpu import CpuAttention

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from headway_core.batching.plan import IterationPlan
+from headway_core.batching.iteration_plan import IterationPlan
 from headway_core.batching.scheduler_load import SchedulerLoad
 
 _SMOOTHING = 0.1

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from statistics import median
 
-from headway_core.batching.plan import IterationShape
+from headway_core.batching.iteration_plan import IterationShape
 from headway_core.contract.reports import StepTimeReport
 from headway_core.least_squares import nonnegative_least_squares
 

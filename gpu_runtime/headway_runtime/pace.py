@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from headway_core.arguments import step_time_coefficients
-from headway_core.batching.plan import IterationPlan, IterationShape
+from headway_core.batching.iteration_plan import IterationPlan, IterationShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from headway_core.batching.plan import Event, ItemResult, IterationPlan, IterationResult
+from headway_core.batching.iteration_plan import Event, ItemResult, IterationPlan, IterationResult
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.scheduler_load import SchedulerLoad
 from headway_core.batching.scheduling_policies import SCHEDULING_POLICIES, by_name

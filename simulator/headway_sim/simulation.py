@@ -28,7 +28,7 @@ from headway_core.admission import (
     Request,
 )
 from headway_core.admission.pool_admission import POLL_SECONDS
-from headway_core.batching.plan import EventKind
+from headway_core.batching.iteration_plan import EventKind
 from headway_core.contract.reports import LoadHint, RuntimeReport
 from headway_core.errors import Unschedulable
 from headway_core.slo import DEFAULT_CLASS, PriorityClass

@@ -1,7 +1,7 @@
 """Rates are measured where they are a capacity, and unknown elsewhere."""
 
 import pytest
-from headway_core.batching.plan import IterationPlan, IterationShape
+from headway_core.batching.iteration_plan import IterationPlan, IterationShape
 from headway_core.batching.scheduler_load import SchedulerLoad
 from headway_core.engine_rates import EngineRates
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from statistics import median
 
 import pytest
-from headway_core.batching.plan import IterationShape
+from headway_core.batching.iteration_plan import IterationShape
 from headway_core.latency import StepTimeModel, calibration_shapes
 from headway_core.least_squares import nonnegative_least_squares
 

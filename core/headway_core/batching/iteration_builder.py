@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Listing
 
-from headway_core.batching.plan import IterationPlan, IterationShape, PlanItem
+from headway_core.batching.iteration_plan import IterationPlan, IterationShape, PlanItem
 from headway_core.batching.preemption import victim_for_growth, victims_for_start
 from headway_core.batching.scheduler_state import NEVER, SchedulerState
 from headway_core.batching.scheduling_policies import IterationView, SchedulingPolicy

@@ -28,7 +28,7 @@ Counts, numbers and digests only. The clock is the caller's.
 from __future__ import annotations
 
 from headway_core.batching.iteration_builder import IterationBuilder
-from headway_core.batching.plan import Event, EventKind, IterationPlan, IterationResult
+from headway_core.batching.iteration_plan import Event, EventKind, IterationPlan, IterationResult
 from headway_core.batching.scheduler_load import SchedulerCounters, SchedulerLoad
 from headway_core.batching.scheduler_state import SchedulerState
 from headway_core.batching.scheduling_policies import PriorityPreemptive, SchedulingPolicy

@@ -12,7 +12,7 @@ from headway_core.batching.ageing import Ageing
 from headway_core.batching.block_pool import BlockPool
 from headway_core.batching.deadlines import TokenDeadlines
 from headway_core.batching.groups import Groups
-from headway_core.batching.plan import Event, EventKind
+from headway_core.batching.iteration_plan import Event, EventKind
 from headway_core.batching.scheduler_load import ClassTally, SchedulerCounters
 from headway_core.batching.scheduling_policies import SchedulingPolicy
 from headway_core.batching.sequence import Move, Sequence, State

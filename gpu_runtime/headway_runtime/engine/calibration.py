@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from headway_core.batching.plan import IterationShape, PlanItem
+from headway_core.batching.iteration_plan import IterationShape, PlanItem
 from headway_core.latency import StepTimeModel, calibration_shapes
 
 from headway_runtime.ipc.sampling_params import SamplingParams

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 from headway_core.batching.digests import extend_digests, prefix_digests
-from headway_core.batching.plan import (
+from headway_core.batching.iteration_plan import (
     EventKind,
     ItemResult,
     IterationPlan,

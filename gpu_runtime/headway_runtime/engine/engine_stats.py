@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from headway_core.batching.plan import IterationPlan, IterationShape
+from headway_core.batching.iteration_plan import IterationPlan, IterationShape
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.scheduler_load import SchedulerLoad
 from headway_core.contract.reports import EngineLimits, Mix

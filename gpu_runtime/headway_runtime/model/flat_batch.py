@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from headway_core.batching.plan import PlanItem
+from headway_core.batching.iteration_plan import PlanItem
 from numpy.typing import NDArray
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from headway_core.batching.plan import PlanItem
+from headway_core.batching.iteration_plan import PlanItem
 from headway_core.errors import CheckpointError
 from numpy.typing import NDArray
 

@@ -11,7 +11,7 @@ from collections import Counter, deque
 
 import pytest
 from headway_core.batching.digests import extend_digests
-from headway_core.batching.plan import EventKind, ItemResult, IterationResult
+from headway_core.batching.iteration_plan import EventKind, ItemResult, IterationResult
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.sequence import Sequence, State
 from headway_core.contract.policy import Knobs

@@ -1,7 +1,7 @@
 """How sequences come and go, alone and in groups, and what the scheduler reports of them."""
 
 import pytest
-from headway_core.batching.plan import EventKind
+from headway_core.batching.iteration_plan import EventKind
 from headway_core.batching.sequence import State
 from headway_core.contract.reports import ClassLoad
 from headway_core.errors import Unschedulable

@@ -4,7 +4,7 @@ end."""
 from math import ceil, log2
 
 import pytest
-from headway_core.batching.plan import EventKind
+from headway_core.batching.iteration_plan import EventKind
 from headway_core.batching.preemption import victim_for_growth
 from headway_core.batching.scheduling_policies import PriorityPreemptive
 from headway_core.batching.sequence import Sequence, State

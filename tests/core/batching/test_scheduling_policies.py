@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from headway_core.batching.deadlines import TokenDeadlines
-from headway_core.batching.plan import ItemResult, IterationResult
+from headway_core.batching.iteration_plan import ItemResult, IterationResult
 from headway_core.batching.scheduling_policies import (
     SCHEDULING_POLICIES,
     Fcfs,

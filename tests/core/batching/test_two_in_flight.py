@@ -1,7 +1,7 @@
 """Rule 6 of `headway_core.batching.scheduler`: a second plan before the first is complete."""
 
 import pytest
-from headway_core.batching.plan import EventKind, ItemResult, IterationResult
+from headway_core.batching.iteration_plan import EventKind, ItemResult, IterationResult
 from headway_core.batching.sequence import State
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from headway_core.batching.digests import extend_digests
-from headway_core.batching.plan import EventKind, ItemResult, IterationPlan, IterationResult, PlanItem
+from headway_core.batching.iteration_plan import EventKind, ItemResult, IterationPlan, IterationResult, PlanItem
 from headway_core.batching.scheduler import Scheduler
 from headway_core.batching.sequence import Sequence
 from headway_core.contract.policy import Knobs

@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from headway_core.batching.plan import PlanItem
+from headway_core.batching.iteration_plan import PlanItem
 from headway_runtime.model import attention_cpu
 from headway_runtime.model.architecture.config import read_config
 from headway_runtime.model.attention_compiled import CompiledAttention, kernels_for

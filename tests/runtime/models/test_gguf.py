@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
-from headway_core.batching.plan import PlanItem
+from headway_core.batching.iteration_plan import PlanItem
 from headway_core.errors import CheckpointError
 from headway_runtime.ipc.sampling_params import SamplingParams
 from headway_runtime.model.checkpoint import open_checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from headway_core.batching.plan import PlanItem
+from headway_core.batching.iteration_plan import PlanItem
 from headway_runtime.ipc.sampling_params import SamplingParams
 from headway_runtime.model.checkpoint import open_checkpoint
 from headway_runtime.model.model_runner import ModelRunner
