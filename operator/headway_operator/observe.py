@@ -9,12 +9,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from headway_core.contract.documents import load_gateway_report, load_runtime_report
 from headway_core.contract.http import PATH_LOAD
-from headway_core.contract.policy import Knobs, Policy
+from headway_core.contract.policy import Policy
 from headway_core.contract.reports import GatewayReport, PoolReport, RuntimeReport
 from headway_core.errors import DocumentError
 from headway_core.planning.snapshot import ObservedReplica, Phase, Snapshot
@@ -124,23 +124,11 @@ class Observation:
     """Knob → why some replica has less in force."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What was found out elsewhere and goes into the snapshot as it is."""
-
-    policy: Policy | None = None
-    policy_readable: bool = True
-    recommended: Knobs | None = None
-    recommended_replicas: int | None = None
-    autoscaler: str | None = None
-    missing_scaling_rights: tuple[str, ...] = ()
-
-
 def observe(
-    target: ResolvedTarget, observer: Observer, traffic: TrafficWindow, known: Known, *, stale_after: float, now: float
+    target: ResolvedTarget, observer: Observer, traffic: TrafficWindow, known: Snapshot, now: float
 ) -> Observation:
-    """One observation from the reports that the observer received. `traffic` holds the counters so far, and takes these
-    readings."""
+    """One observation: `known`, completed by the target and the reports of its pods. `traffic` holds the counters so
+    far, and takes these readings."""
     received = {pod.name: newest for pod in target.gateways if (newest := observer.gateway(pod))}
     gateways = {name: (newest.report, _pool_report(newest.report, target)) for name, newest in received.items()}
     expected = {pod.name for pod in target.gateways if pod.phase in (Phase.READY, Phase.LEAVING)} | gateways.keys()
@@ -157,25 +145,19 @@ def observe(
     acks |= {name: pool.policy for name, (_, pool) in gateways.items() if pool is not None}
     given = {name: ack for name, ack in acks.items() if ack is not None}
     acknowledged = {name: ack.revision for name, ack in given.items() if ack.slo_uid == target.slo.uid}
-    snapshot = Snapshot(
+    snapshot = replace(
+        known,
         replicas=replicas,
         scale=target.deployment.replicas,
         rolling=target.deployment.rolling,
-        policy=known.policy,
-        policy_readable=known.policy_readable,
         endpoints=(target.endpoint,),
         highest_revision=max((ack.revision for ack in given.values()), default=0),
         unaware=_unaware((*target.runtimes, *target.gateways), acknowledged, known.policy),
-        recommended=known.recommended,
-        recommended_replicas=known.recommended_replicas,
         traffic=traffic.traffic(read_at) if gateways else None,
         gateways=len(expected),
         gateways_reporting=len(gateways),
         in_flight=in_flight if whole else None,
         saturated=any(pool.saturated for pool in pools),
-        foreign_autoscaler=known.autoscaler,
-        missing_scaling_rights=known.missing_scaling_rights,
-        stale_after=stale_after,
     )
     return Observation(
         snapshot=snapshot,

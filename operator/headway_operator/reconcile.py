@@ -14,6 +14,7 @@ from headway_core.contract.kubernetes import GROUP, PLURAL, VERSION
 from headway_core.contract.policy import Knobs, Policy
 from headway_core.planning.conditions import Condition
 from headway_core.planning.plan import Memory, Plan, paused, plan
+from headway_core.planning.snapshot import Snapshot
 from headway_core.planning.traffic_window import TrafficWindow
 from headway_core.slo import Mode, ServingSLO
 
@@ -25,7 +26,7 @@ from headway_operator.events import Events
 from headway_operator.executor import Executor, NotLeading
 from headway_operator.kube import Kube, KubeError
 from headway_operator.metrics import CONDITION
-from headway_operator.observe import Known, Observation, Observer, observe
+from headway_operator.observe import Observation, Observer, observe
 from headway_operator.policy_ack import Delivery, acknowledged_replicas, knobs_applied
 from headway_operator.settings import Settings
 from headway_operator.status import Decision, StatusFigures
@@ -110,14 +111,7 @@ class Reconciler:
         await self._observer.poll(target, awaiting_ack=state.waiting)
         now = self._clock()
         known, failure = await self._known(target, document, access, now)
-        observation = observe(
-            target,
-            self._observer,
-            self._traffic_window(state, target.slo),
-            known,
-            stale_after=self._settings.stale_after,
-            now=now,
-        )
+        observation = observe(target, self._observer, self._traffic_window(state, target.slo), known, now)
         planned = plan(observation.snapshot, target.slo, state.memory, now, self._settings.drain_budget)
         state.memory = planned.memory
         outcome = await self._executor.execute(planned.actions, target, known.policy, state.delivery, now)
@@ -144,7 +138,7 @@ class Reconciler:
 
     async def _known(
         self, target: ResolvedTarget, document: Mapping[str, Any], access: Access, now: float
-    ) -> tuple[Known, KubeError | None]:
+    ) -> tuple[Snapshot, KubeError | None]:
         """What is known besides the pods' reports; and why the policy could not be read, if so."""
         policy: Policy | None = None
         failure: KubeError | None = None
@@ -156,13 +150,14 @@ class Reconciler:
             failure = error
         desired = (document.get("status") or {}).get("desired")
         recommended = desired if target.slo.mode is Mode.RECOMMEND and desired else None
-        known = Known(
+        known = Snapshot(
             policy=policy,
             policy_readable=failure is None,
             recommended=_knobs(recommended) if recommended is not None else None,
             recommended_replicas=recommended.get("replicas") if recommended is not None else None,
-            autoscaler=await self._autoscaler(target, access, now),
+            foreign_autoscaler=await self._autoscaler(target, access, now),
             missing_scaling_rights=tuple(map(str, access.lacks(target.slo.namespace, "ScalingActive"))),
+            stale_after=self._settings.stale_after,
         )
         return known, failure
 

@@ -14,10 +14,10 @@ from headway_core.contract.reports import (
     ReplicaState,
     RuntimeReport,
 )
-from headway_core.planning.snapshot import Phase
+from headway_core.planning.snapshot import Phase, Snapshot
 from headway_core.planning.traffic_window import TrafficWindow
 from headway_core.slo_parser import parse_slo
-from headway_operator.observe import LARGEST_REPORT, Known, Observer, observe
+from headway_operator.observe import LARGEST_REPORT, Observer, observe
 from headway_operator.resources import Deployment, Pod, Service
 from headway_operator.settings import Settings
 from headway_operator.targets import ResolvedTarget
@@ -132,11 +132,11 @@ async def test_a_window_shorter_than_the_age_of_a_shared_reading_still_has_its_t
     now = [0.0]
     observer = Observer(Settings(interval=5.0), clock=lambda: now[0])
     gateway = await pods("g", COUNTS)
-    traffic, known = TrafficWindow("rt", 1.0), Known()
+    traffic, known = TrafficWindow("rt", 1.0), Snapshot()
     for at in (0.0, 5.0, 8.9):  # the last poll finds the answer of 3.9 s before
         now[0] = at
         await observer.poll(target([], [gateway]))
-        seen = observe(target([], [gateway]), observer, traffic, known, stale_after=15.0, now=at).snapshot
+        seen = observe(target([], [gateway]), observer, traffic, known, at).snapshot
     assert seen.traffic is not None
 
 
@@ -149,10 +149,10 @@ async def test_the_snapshot_knows_who_is_silent_and_what_is_in_flight(pods, obse
     )
     whole, partly = target([runtime, silent], [gateway]), target([runtime, silent], [gateway, deaf])
     await observer.poll(partly)
-    now, known = time.monotonic(), Known()
-    seen = observe(whole, observer, TrafficWindow("rt", 60.0), known, stale_after=15.0, now=now).snapshot
+    now, known = time.monotonic(), Snapshot()
+    seen = observe(whole, observer, TrafficWindow("rt", 60.0), known, now).snapshot
     assert ([replica.name for replica in seen.fresh], len(seen.serving), seen.in_flight) == (["a"], 2, {"a": 2})
-    seen = observe(partly, observer, TrafficWindow("rt", 60.0), known, stale_after=15.0, now=now).snapshot
+    seen = observe(partly, observer, TrafficWindow("rt", 60.0), known, now).snapshot
     assert (seen.gateways, seen.gateways_reporting, seen.in_flight) == (2, 1, None)
 
 
