@@ -11,9 +11,9 @@ alone misjudges what it has not seen. The grid stays as a prior worth `PRIOR` it
 are forgotten over `MEMORY` iterations. That is too slow for a machine that another load makes slower as a whole, so a
 prediction is the fit times its drift: the median of actual over fitted time of the last `DRIFT` iterations.
 
-Errors count in proportion to the predicted time, those beyond 3 median absolute deviations count as that much, and the
-first use of a shape counts not at all. The quality that is published is the median error of predictions made before the
-iteration ran.
+The fit minimises relative errors. An error of more than `CLIP` median absolute deviations is clipped to that. The first
+iteration of about a size is ignored: buffers grow and kernels are chosen in it, once. The published error is the median
+over predictions that were made before the iteration ran.
 """
 
 from __future__ import annotations

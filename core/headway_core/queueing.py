@@ -1,8 +1,7 @@
 """The few results of queueing theory that capacity and admission are reasoned with. Rates per second, times in seconds.
 
 Every function raises ValueError for arguments that mean nothing (negative rates or times, second moments below the
-square of the mean). A queue that more arrives at than it can serve has no steady state: its wait is infinite, and that
-is what is returned.
+square of the mean). At a utilization of 1 or more a queue has no steady state, and its wait is returned as infinite.
 """
 
 from __future__ import annotations

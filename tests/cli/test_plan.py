@@ -140,14 +140,14 @@ def test_a_gateway_leads_to_its_replicas_and_its_demand(tmp_path, slo):
     )
     offered = iter(range(0, 100_000, 300))
 
-    def books():
+    def reports():
         report = PoolReport("chat-runtime", {"default": ClassReport(offered=next(offered))})
         return dump(GatewayReport("g", "boot", 1, 0.0, ReplicaState.READY, (report,)))
 
     with control_port({"/load": lambda: dump(runtime)}) as behind:
         classes = (PriorityClass("default", 0, Objectives(tpot=TpotObjective(0.05))),)
         policy = Policy(1, "uid", 1, Pool("chat-runtime", (Endpoint("127.0.0.1", 1, behind),)), classes, "default")
-        with control_port({"/load": books, "/policy": lambda: f'{{"chat-runtime": {dump(policy)}}}'}) as gateway:
+        with control_port({"/load": reports, "/policy": lambda: f'{{"chat-runtime": {dump(policy)}}}'}) as gateway:
             code, plan = planned(tmp_path, "--slo", str(slo), "--from", f"http://127.0.0.1:{gateway}", "--watch", "0.2")
             assert code == 0
             # At least 300 requests in at most a few seconds: more than the one replica that is there carries.

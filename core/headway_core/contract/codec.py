@@ -1,7 +1,7 @@
 """Dataclasses to JSON documents and back: camelCase names, strict types, unknown members ignored.
 
-A newer writer may add members that an older reader has never heard of, so unknown ones are passed over; a member that
-is there with the wrong type is an error that names its path, because a guess would turn "unknown" into a number.
+A newer writer may add members, so a reader ignores what it does not know. A member with the wrong type is an error
+that names its path: a guess would turn "unknown" into a number.
 """
 
 from __future__ import annotations

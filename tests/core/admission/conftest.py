@@ -1,4 +1,4 @@
-"""Builders for door tests: a class, a request, a load report, with everything that a test does not care about filled
+"""Builders for admission tests: a class, a request, a load report, with whatever a test does not care about filled
 in."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def priority_class() -> MakeClass:
     def make(
         priority: int = 0, target: float | None = 10.0, shares: int = 1, max_queue_time: float | None = None
     ) -> PriorityClass:
-        # Without a TTFT objective there has to be another one; TPOT plays no part at the door.
+        # Without a TTFT objective there has to be another one; TPOT plays no part in admission.
         from headway_core.slo import TpotObjective
 
         objectives = Objectives(TtftObjective(target)) if target is not None else Objectives(tpot=TpotObjective(0.1))

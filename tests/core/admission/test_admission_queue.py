@@ -1,4 +1,4 @@
-"""The queue at the door: order, bounds, ageing, and that everybody leaves exactly once."""
+"""The admission queue: order, bounds, ageing, and that everybody leaves exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deciding at the door: when to shed, whom to give up, and that asking changes nothing."""
+"""Deciding about admission: when to shed, whom to displace, and that asking changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door put together: every request has exactly one answer, and books return to nothing."""
+"""PoolAdmission as a whole: every request has exactly one answer, and all state returns to nothing."""
 
 from __future__ import annotations
 

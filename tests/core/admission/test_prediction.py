@@ -97,10 +97,10 @@ def test_lower_classes_are_charged_for_what_higher_ones_will_send_up_to_their_ow
 ) -> None:
     low = request_of(slo=priority_class(0))
     ahead = {0: 2000.0}
-    for higher, stretch in ((0.0, 1.0), (500.0, 2.0), (5000.0, 4.0)):
+    for higher, factor in ((0.0, 1.0), (500.0, 2.0), (5000.0, 4.0)):
         load = PoolLoad((replica_load(backlog=ahead, running={0: 1}),), higher_work={0: higher})
         prediction = Forecast(load, {0: 0.25, 10: 0.75}).add(low)
-        assert prediction.prefill_wait == pytest.approx(2.0 * stretch)
+        assert prediction.prefill_wait == pytest.approx(2.0 * factor)
 
 
 def test_cached_tokens_are_not_computed_again(request_of, replica_load) -> None:
