@@ -28,7 +28,7 @@ class Grant:
 
     def __init__(self, dispatcher: Dispatcher, dispatch: Dispatch) -> None:
         self.request = dispatch.request
-        self.replica_id = dispatch.replica
+        self.replica_id = dispatch.replica_id
         self.number = dispatch.number
         self.priority = dispatch.priority
         self.failed = False

@@ -30,7 +30,7 @@ class Attempt:
     """The attempt that it repeats."""
     predicted: float | None = None
     """TTFT predicted at arrival, seconds, also when it was shed."""
-    replica: str | None = None
+    replica_id: str | None = None
     dispatched_at: float | None = None
     priority: int | None = None
     """That it was sent with."""

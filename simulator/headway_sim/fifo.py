@@ -159,7 +159,7 @@ class _Fifo:
         if self.free_at > now:
             left = max(left, 1e-6)
         return ReplicaLoad(
-            replica="server",
+            replica_id="server",
             backlog={0: left},
             waiting={},
             running={0: 1} if self.free_at > now else {},

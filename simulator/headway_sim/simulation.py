@@ -203,7 +203,7 @@ class _Simulation:
                 self._at(now + shed.retry_after, self._repeat, attempt)
         for dispatch in result.dispatches:
             attempt = self.attempts[dispatch.request.request_id]
-            attempt.dispatched_at, attempt.replica, attempt.priority = now, dispatch.replica, dispatch.priority
+            attempt.dispatched_at, attempt.replica_id, attempt.priority = now, dispatch.replica_id, dispatch.priority
             self._at(now + self.config.round_trip / 2, self._submit, attempt, dispatch)
         if len(self.admission.queue) and not self._ticking:
             self._ticking = True
@@ -217,7 +217,7 @@ class _Simulation:
         self._act(self.admission.poll(now), now)
 
     def _first_token(self, attempt: Attempt, hint: LoadHint, now: float) -> None:
-        self.admission.hint(attempt.replica or "", hint, now)
+        self.admission.hint(attempt.replica_id or "", hint, now)
         self.comparisons += self.admission.first_token(attempt.number, now)
         self._act(self.admission.poll(now), now)
 
@@ -249,7 +249,7 @@ class _Simulation:
         self._act(self.admission.poll(now), now)
 
     def _submit(self, attempt: Attempt, dispatch: Dispatch, now: float) -> None:
-        replica = self.replicas[dispatch.replica]
+        replica = self.replicas[dispatch.replica_id]
         replica.dispatched[self.admission.fleet.gateway] = dispatch.number
         try:
             replica.submit(attempt.number, attempt.request, attempt.priority_class, dispatch.priority, now)

@@ -189,11 +189,11 @@ def test_a_replica_that_comes_up_in_a_flood_is_not_trampled() -> None:
     lengths = short_answers(500, seed=8)
     config = SimulationConfig(classes=(CLASS,), replica=REPLICA, starts=(10.0,), seed=8)
     run = simulate(at_rate(lengths, 18.0), config)
-    newcomer = [one for one in run.attempts if one.replica == "replica-1"]
+    newcomer = [one for one in run.attempts if one.replica_id == "replica-1"]
     first_second = [one for one in newcomer if one.dispatched_at is not None and one.dispatched_at < 11.0]
     assert 0 < sum(one.request.prompt_tokens for one in first_second) < 2 * 9_800
     assert sum(one.ttft_kept for one in newcomer) / len(newcomer) > 0.97
-    assert len(newcomer) > 0.3 * sum(one.replica == "replica-0" for one in run.attempts)
+    assert len(newcomer) > 0.3 * sum(one.replica_id == "replica-0" for one in run.attempts)
 
 
 def test_prefix_affinity_finds_more_in_the_caches_than_the_least_loaded_would() -> None:

@@ -27,7 +27,7 @@ its `retry_after` seconds.
 ...     Request(number, DEFAULT_CLASS, 0.1, estimator.estimate("m", prompt),
 ...             prefix=prefix_chain(b"%d" % number + prompt))
 ...     for number in range(3))
->>> [(dispatch.replica, dispatch.number) for dispatch in admission.submit(first, 0.1).dispatches]
+>>> [(dispatch.replica_id, dispatch.number) for dispatch in admission.submit(first, 0.1).dispatches]
 [('r0', 1)]
 >>> admission.submit(second, 0.1)
 AdmissionResult(dispatches=(), shed=())

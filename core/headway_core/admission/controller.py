@@ -122,7 +122,7 @@ class AdmissionController:
             return self._shed(request, decided.reason, decided.late_by, now, decided.prediction)
         displaced = self._outranked(decided.displaced, now)
         if decided.route is not None:
-            return Admit(decided.route.replica, decided.route.prediction, displaced)
+            return Admit(decided.route.replica_id, decided.route.prediction, displaced)
         return Wait(decided.expiry, decided.prediction, displaced)
 
     def recheck(self, request: Request, load: PoolLoad, classes: Sequence[PriorityClass], now: float) -> Shed | None:

@@ -95,26 +95,26 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._replicas)
 
-    def __contains__(self, replica: str) -> bool:
-        return replica in self._replicas
+    def __contains__(self, replica_id: str) -> bool:
+        return replica_id in self._replicas
 
-    def report(self, replica: str) -> RuntimeReport | None:
+    def report(self, replica_id: str) -> RuntimeReport | None:
         """The last report of that replica."""
-        known = self._replicas.get(replica)
+        known = self._replicas.get(replica_id)
         return known.report if known else None
 
-    def age(self, replica: str, now: float) -> float | None:
+    def age(self, replica_id: str, now: float) -> float | None:
         """Seconds since its last report or hint came; None when there never was one."""
-        known = self._replicas.get(replica)
+        known = self._replicas.get(replica_id)
         return now - known.received if known else None
 
     def longest(self) -> int | None:
         """Tokens that a prompt and its answer may have together where most fit; None while nobody has said so."""
         return max((known.report.limits.max_model_len for known in self._replicas.values()), default=0) or None
 
-    def in_flight(self, replica: str) -> int:
+    def in_flight(self, replica_id: str) -> int:
         """Requests that this gateway has open there."""
-        known = self._replicas.get(replica)
+        known = self._replicas.get(replica_id)
         return len(known.sent) if known else 0
 
     def observe(self, report: RuntimeReport, now: float, round_trip: float = 0.0) -> bool:
@@ -146,9 +146,9 @@ class Fleet:
             self.outliers.forget(report.replica)
         return restarted
 
-    def hint(self, replica: str, hint: LoadHint, now: float) -> None:
+    def hint(self, replica_id: str, hint: LoadHint, now: float) -> None:
         """Takes the short report of a response; one of another boot, or older than what is known, is passed over."""
-        known = self._replicas.get(replica)
+        known = self._replicas.get(replica_id)
         if known is None or known.report.boot_id != hint.boot_id or hint.seq < known.report.seq:
             return
         known.report = replace(
@@ -166,31 +166,31 @@ class Fleet:
         known.received, known.ended = now, 0
         known.recount(self.gateway)
 
-    def remove(self, replica: str) -> None:
+    def remove(self, replica_id: str) -> None:
         """The replica is gone for good."""
-        self._replicas.pop(replica, None)
-        self.outliers.forget(replica)
+        self._replicas.pop(replica_id, None)
+        self.outliers.forget(replica_id)
 
-    def dispatch(self, replica: str, priority: int, uncached_tokens: int, now: float) -> int:
+    def dispatch(self, replica_id: str, priority: int, uncached_tokens: int, now: float) -> int:
         """Counts a request as sent, with the priority it is served at; the number belongs into the header
         `header_names.DISPATCH`."""
-        known = self._replicas[replica]
+        known = self._replicas[replica_id]
         known.numbers += 1
         sent = known.sent[known.numbers] = _Sent(priority, uncached_tokens, now)
         known.add(sent)
         return known.numbers
 
-    def computed(self, replica: str, number: int) -> None:
+    def computed(self, replica_id: str, number: int) -> None:
         """The prompt of the request with this number is computed: its first token came."""
-        known = self._replicas.get(replica)
+        known = self._replicas.get(replica_id)
         if known is not None and number in known.sent:
             if number > known.seen(self.gateway):
                 known.computed(known.sent[number])
             known.sent[number].tokens = 0
 
-    def end(self, replica: str, number: int) -> None:
+    def end(self, replica_id: str, number: int) -> None:
         """The request with this number is over on that replica, however it ended. Asking twice does no harm."""
-        known = self._replicas.get(replica)
+        known = self._replicas.get(replica_id)
         sent = known.sent.pop(number, None) if known is not None else None
         if known is None or sent is None:
             return
@@ -237,7 +237,7 @@ class Fleet:
         finished = max(float(known.ended), (report.completion_rate or 0.0) * age if report.free_slots <= 0 else 0.0)
         budget = report.effective.prefill_token_budget or report.limits.prefill_token_budget
         return ReplicaLoad(
-            replica=name,
+            replica_id=name,
             backlog=backlog,
             waiting=dict(known.waiting),
             running={load.priority: load.running for load in report.classes},

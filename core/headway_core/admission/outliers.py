@@ -32,19 +32,19 @@ class Outliers:
         self._errors = errors
         self._health: dict[str, _Health] = {}
 
-    def success(self, replica: str, now: float) -> None:
+    def success(self, replica_id: str, now: float) -> None:
         """An answer came (any status under 500): the run of errors ends, and the next ejection is a first one again.
 
         While it is out it stays out: what answers then was sent before.
         """
-        health = self._health.get(replica)
+        health = self._health.get(replica_id)
         if health is not None and now >= health.until:
-            del self._health[replica]
+            del self._health[replica_id]
 
-    def server_error(self, replica: str, now: float) -> bool:
+    def server_error(self, replica_id: str, now: float) -> bool:
         """Counts one; True when the replica is out from now on. The n-th ejection in a row lasts 2^(n-1) times the
         first."""
-        health = self._health.setdefault(replica, _Health())
+        health = self._health.setdefault(replica_id, _Health())
         if now < health.until:
             return False  # the last of those that were on their way when it was ejected
         health.consecutive += 1
@@ -56,13 +56,13 @@ class Outliers:
         health.consecutive = 0
         return True
 
-    def forget(self, replica: str) -> None:
+    def forget(self, replica_id: str) -> None:
         """It restarted or went away."""
-        self._health.pop(replica, None)
+        self._health.pop(replica_id, None)
 
     def ejected(self, replicas: Collection[str], now: float) -> frozenset[str]:
         """Those of `replicas` that are out now: at most half of them, the latest offenders first; a lone replica is
         never out."""
-        out = [replica for replica in replicas if (health := self._health.get(replica)) and now < health.until]
-        out.sort(key=lambda replica: (-self._health[replica].until, replica))
+        out = [replica_id for replica_id in replicas if (health := self._health.get(replica_id)) and now < health.until]
+        out.sort(key=lambda replica_id: (-self._health[replica_id].until, replica_id))
         return frozenset(out[: len(replicas) // 2])

@@ -29,7 +29,7 @@ POLL_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    replica: str
+    replica_id: str
     number: int
     expected: float | None
     """Instant at which the first token was predicted at dispatch."""
@@ -112,7 +112,7 @@ class PoolAdmission:
             shed += displaced
         known = _KnownRequest(request, decision.prediction.ttft)
         if isinstance(decision, Admit):
-            route = Route(decision.replica, decision.prediction, request.cached_tokens)
+            route = Route(decision.replica_id, decision.prediction, request.cached_tokens)
             return AdmissionResult((self._send(known, route, request.priority, now),), tuple(shed))
         self.queue.push(request, decision.expiry)
         self._known[request.request_id] = known
@@ -151,7 +151,7 @@ class PoolAdmission:
         known = self._known.get(request_id)
         if known is None or known.sent is None:
             return ()
-        self.fleet.computed(known.sent.replica, known.sent.number)
+        self.fleet.computed(known.sent.replica_id, known.sent.number)
         found: list[PredictionSample] = []
         if known.predicted is not None:
             priority, arrival = known.request.priority, known.request.arrival
@@ -161,7 +161,7 @@ class PoolAdmission:
         known.predicted = known.counterfactual = None
         for sample in found:
             self.controller.compare(sample.priority, sample.predicted, sample.actual)
-        self.fleet.outliers.success(known.sent.replica, now)
+        self.fleet.outliers.success(known.sent.replica_id, now)
         return tuple(found)
 
     def ended(self, request_id: int, now: float, server_error: bool = False) -> None:
@@ -177,9 +177,9 @@ class PoolAdmission:
         if known.sent is None:
             self.queue.leave(request_id)
             return
-        self.fleet.end(known.sent.replica, known.sent.number)
+        self.fleet.end(known.sent.replica_id, known.sent.number)
         if server_error:
-            self.fleet.outliers.server_error(known.sent.replica, now)
+            self.fleet.outliers.server_error(known.sent.replica_id, now)
 
     def resubmit(self, request: Request, now: float, tried: Sequence[str]) -> AdmissionResult:
         """Another replica for a request whose first one failed before any content (after `ended`).
@@ -206,14 +206,14 @@ class PoolAdmission:
             self.prefixes.forget(report.replica)
         self._review_due = True
 
-    def hint(self, replica: str, hint: LoadHint, now: float) -> None:
+    def hint(self, replica_id: str, hint: LoadHint, now: float) -> None:
         """The short report that rode on a response."""
-        self.fleet.hint(replica, hint, now)
+        self.fleet.hint(replica_id, hint, now)
 
-    def remove(self, replica: str) -> None:
+    def remove(self, replica_id: str) -> None:
         """The replica is gone for good."""
-        self.fleet.remove(replica)
-        self.prefixes.forget(replica)
+        self.fleet.remove(replica_id)
+        self.prefixes.forget(replica_id)
 
     # ------------------------------------------------------------ reading
 
@@ -241,10 +241,10 @@ class PoolAdmission:
         waiting = {request_id for request_id, known in self._known.items() if known.sent is None}
         if waiting != {request.request_id for request in self.queue.order()}:
             raise AssertionError(f"known to wait are {waiting}, and {self.queue.order()} do")
-        for replica in self.fleet:
-            sent = sum(known.sent is not None and known.sent.replica == replica for known in self._known.values())
-            if sent < self.fleet.in_flight(replica):
-                raise AssertionError(f"{sent} were sent to {replica}, which has {self.fleet.in_flight(replica)}")
+        for replica_id in self.fleet:
+            sent = sum(known.sent is not None and known.sent.replica_id == replica_id for known in self._known.values())
+            if sent < self.fleet.in_flight(replica_id):
+                raise AssertionError(f"{sent} were sent to {replica_id}, which has {self.fleet.in_flight(replica_id)}")
         for known in self._known.values():
             if known.sent is not None and known.tried is not None:
                 raise AssertionError(f"{known} was sent, and waits for another replica")
@@ -276,14 +276,14 @@ class PoolAdmission:
 
     def _send(self, known: _KnownRequest, route: Route, priority: int, now: float) -> Dispatch:
         request = known.request
-        number = self.fleet.dispatch(route.replica, priority, request.prompt_tokens - route.cached_tokens, now)
+        number = self.fleet.dispatch(route.replica_id, priority, request.prompt_tokens - route.cached_tokens, now)
         ttft = route.prediction.ttft
-        known.sent = _Sent(route.replica, number, None if ttft is None else now + ttft)
+        known.sent = _Sent(route.replica_id, number, None if ttft is None else now + ttft)
         self._known.pop(request.request_id, None)
         self._known[request.request_id] = known  # the latest dispatch is the last
-        self.prefixes.sent(request.prefix, route.replica)
+        self.prefixes.sent(request.prefix, route.replica_id)
         self.controller.admitted(request, now)
-        return Dispatch(request, route.replica, number, priority, route.prediction)
+        return Dispatch(request, route.replica_id, number, priority, route.prediction)
 
     def _shed_waiting(self, shed: Sequence[Shed], load: PoolLoad, now: float) -> list[Shed]:
         """Takes these out of the queue; those that had left it already are not answered twice."""

@@ -15,7 +15,7 @@ class ReplicaLoad:
     Mappings go from priority to tokens or requests. Rates are per second; None is unknown.
     """
 
-    replica: str
+    replica_id: str
     backlog: Mapping[int, float]
     """Prefill tokens not computed yet."""
     waiting: Mapping[int, int]

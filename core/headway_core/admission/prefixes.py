@@ -43,11 +43,11 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def sent(self, prefix: Sequence[Hashable], replica: str) -> None:
-        """A prompt with this chain went to `replica`. Longer heads are forgotten before the shorter ones they stand
+    def sent(self, prefix: Sequence[Hashable], replica_id: str) -> None:
+        """A prompt with this chain went to `replica_id`. Longer heads are forgotten before the shorter ones they stand
         on."""
         for digest in reversed(prefix):
-            self._holders.setdefault(digest, set()).add(replica)
+            self._holders.setdefault(digest, set()).add(replica_id)
             self._holders.move_to_end(digest)
         while len(self._holders) > self._capacity:
             self._holders.popitem(last=False)
@@ -59,18 +59,18 @@ class PrefixIndex:
             holders = self._holders.get(digest)
             if not holders:
                 break
-            going = [replica for replica in holders if found.get(replica, 0) == length - 1]
+            going = [replica_id for replica_id in holders if found.get(replica_id, 0) == length - 1]
             if not going:
                 break
-            for replica in going:
-                found[replica] = length
+            for replica_id in going:
+                found[replica_id] = length
         return found
 
-    def forget(self, replica: str) -> None:
+    def forget(self, replica_id: str) -> None:
         """The replica restarted or went away: what it held is gone."""
         empty = []
         for digest, holders in self._holders.items():
-            holders.discard(replica)
+            holders.discard(replica_id)
             if not holders:
                 empty.append(digest)
         for digest in empty:

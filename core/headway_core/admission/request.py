@@ -112,9 +112,9 @@ UNKNOWN = Prediction(None, None, None, None, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Send it to `replica` now."""
+    """Send it to `replica_id` now."""
 
-    replica: str
+    replica_id: str
     prediction: Prediction
     displaced: tuple[Shed, ...] = ()
     """Waiting requests that are shed, so that the others meet their targets."""

@@ -9,10 +9,10 @@ from headway_core.admission.request import Prediction, Request, Shed
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send `request` to `replica` now."""
+    """Send `request` to `replica_id` now."""
 
     request: Request
-    replica: str
+    replica_id: str
     number: int
     """For the header `header_names.DISPATCH`: ``f"{gateway}:{number}"``."""
     priority: int

@@ -20,7 +20,7 @@ from headway_core.admission.request import Prediction, Request
 class Route:
     """Where to send it, and what is predicted there."""
 
-    replica: str
+    replica_id: str
     prediction: Prediction
     cached_tokens: int
 
@@ -35,13 +35,13 @@ def choose(request: Request, load: PoolLoad, matches: Mapping[str, int] | None =
     matches = matches or {}
     best: tuple[tuple[float, ...], Route] | None = None
     for replica in load.replicas:
-        seen = with_cached(request, int(matches.get(replica.replica, 0) * request.prefix_chunk_tokens))
+        seen = with_cached(request, int(matches.get(replica.replica_id, 0) * request.prefix_chunk_tokens))
         if not replica.accepts(seen):
             continue
         prediction = predict(seen, replica)
         key = _preference(replica, prediction.ttft)
         if best is None or key < best[0]:
-            best = (key, Route(replica.replica, prediction, seen.cached_tokens))
+            best = (key, Route(replica.replica_id, prediction, seen.cached_tokens))
     return best[1] if best is not None else None
 
 

@@ -49,7 +49,7 @@ def replica_load() -> MakeReplica:
     def make(name: str = "r0", **changes: object) -> ReplicaLoad:
         """Idle, with 1,000 prefill tokens per second and plenty of slots and blocks."""
         idle = ReplicaLoad(
-            replica=name,
+            replica_id=name,
             backlog={},
             waiting={},
             running={},

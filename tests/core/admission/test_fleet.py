@@ -132,11 +132,11 @@ def test_only_ready_fresh_uncordoned_replicas_are_chosen(report) -> None:
     fleet.observe(report("b", state=ReplicaState.DRAINING), 0.0)
     fleet.observe(report("c", cordoned=True), 0.0)
     fleet.cordoned = frozenset({"d"})
-    assert [load.replica for load in fleet.loads(1.0)] == ["a", "e", "f"]
+    assert [load.replica_id for load in fleet.loads(1.0)] == ["a", "e", "f"]
     for name in ("c", "d", "e"):
         fleet.observe(report(name, cordoned=name == "c"), 3.0)
     # a and f are older than three intervals; three of five are fresh.
-    assert [load.replica for load in fleet.loads(3.5)] == ["e"]
+    assert [load.replica_id for load in fleet.loads(3.5)] == ["e"]
     assert fleet.counts(3.5) == (3, 6)
 
 
@@ -145,17 +145,17 @@ def test_when_most_reports_stop_the_last_good_set_stays_in_force(report) -> None
     for name in ("a", "b", "c"):
         fleet.observe(report(name, classes=(ClassLoad(0, 0, 0, 500),)), 0.0)
     fleet.observe(report("b", state=ReplicaState.DRAINING), 0.5)
-    assert [load.replica for load in fleet.loads(1.0)] == ["a", "c"]
+    assert [load.replica_id for load in fleet.loads(1.0)] == ["a", "c"]
     frozen = fleet.loads(60.0)
-    assert [load.replica for load in frozen] == ["a", "c"]
+    assert [load.replica_id for load in frozen] == ["a", "c"]
     # One that appears meanwhile is fresh, and with it half of them are again.
     fleet.observe(report("d"), 60.0)
-    assert [load.replica for load in fleet.loads(60.0)] == ["a", "c"], "one of three is below half"
+    assert [load.replica_id for load in fleet.loads(60.0)] == ["a", "c"], "one of three is below half"
     fleet.observe(report("a"), 60.5)
-    assert [load.replica for load in fleet.loads(60.5)] == ["a", "d"]
+    assert [load.replica_id for load in fleet.loads(60.5)] == ["a", "d"]
     fleet.remove("a")
     fleet.remove("c")
-    assert [load.replica for load in fleet.loads(60.5)] == ["d"]
+    assert [load.replica_id for load in fleet.loads(60.5)] == ["d"]
     assert len(fleet) == 2
 
 
@@ -165,6 +165,6 @@ def test_the_ejected_are_left_out_for_their_time(report) -> None:
         fleet.observe(report(name), 0.0)
     for _ in range(5):
         fleet.outliers.server_error("a", 1.0)
-    assert [load.replica for load in fleet.loads(2.0)] == ["b"]
-    assert [load.replica for load in fleet.loads(7.0)] == ["a", "b"]
-    assert [load.replica for load in fleet.loads(7.0, exclude=["b"])] == ["a"]
+    assert [load.replica_id for load in fleet.loads(2.0)] == ["b"]
+    assert [load.replica_id for load in fleet.loads(7.0)] == ["a", "b"]
+    assert [load.replica_id for load in fleet.loads(7.0, exclude=["b"])] == ["a"]

@@ -51,7 +51,7 @@ def test_every_offered_request_is_answered_once_and_nothing_is_left_behind(
         for dispatch in result.dispatches:
             assert dispatch.request.request_id not in answered
             answered[dispatch.request.request_id] = "dispatched"
-            open_now[dispatch.request.request_id] = (dispatch.request, dispatch.replica)
+            open_now[dispatch.request.request_id] = (dispatch.request, dispatch.replica_id)
 
     now = 0.0
     for step in range(4000):
@@ -281,14 +281,14 @@ def test_another_try_avoids_those_tried_and_repeated_failures_eject(priority_cla
     for _ in range(5):
         one = request_of(arrival=0.0, slo=slo)
         (dispatch,) = admission.submit(one, 0.0).dispatches
-        admission.ended(one.request_id, 0.0, server_error=dispatch.replica == "a")
-        if dispatch.replica == "a":
+        admission.ended(one.request_id, 0.0, server_error=dispatch.replica_id == "a")
+        if dispatch.replica_id == "a":
             (second,) = admission.resubmit(one, 0.0, ["a"]).dispatches
-            assert second.replica == "b"
+            assert second.replica_id == "b"
             (refused,) = admission.resubmit(one, 0.0, ["a", "b"]).shed
             assert refused.reason is ShedReason.NO_REPLICA
             admission.ended(one.request_id, 0.0)
-    assert [load.replica for load in admission.fleet.loads(0.1)] == ["b"]
+    assert [load.replica_id for load in admission.fleet.loads(0.1)] == ["b"]
 
 
 def test_one_that_failed_waits_for_another_replica_and_not_for_the_one_that_failed_it(
@@ -308,7 +308,7 @@ def test_one_that_failed_waits_for_another_replica_and_not_for_the_one_that_fail
     admission.submit(behind, 0.3)
     assert [dispatch.request for dispatch in admission.poll(0.3).dispatches] == [behind], "it holds up nobody"
     admission.report(report("b", free_slots=1, running=7), 0.4)
-    assert [dispatch.replica for dispatch in admission.poll(0.4).dispatches] == ["b"]
+    assert [dispatch.replica_id for dispatch in admission.poll(0.4).dispatches] == ["b"]
 
 
 def test_a_prefix_that_was_sent_somewhere_draws_its_like_there(priority_class, request_of, report) -> None:
@@ -320,13 +320,13 @@ def test_a_prefix_that_was_sent_somewhere_draws_its_like_there(priority_class, r
     for topic in range(6):
         one = request_of(1000, arrival=0.0, slo=slo, prefix=(topic, topic + 100), prefix_chunk_tokens=400)
         (dispatch,) = admission.submit(one, 0.0).dispatches
-        homes[topic] = dispatch.replica
+        homes[topic] = dispatch.replica_id
         admission.first_token(one.request_id, 0.0)
         admission.ended(one.request_id, 0.0)
     for topic, home in homes.items():
         like = request_of(1100, arrival=1.0, slo=slo, prefix=(topic, topic + 100, topic + 200), prefix_chunk_tokens=400)
         (dispatch,) = admission.submit(like, 1.0).dispatches
-        assert dispatch.replica == home
+        assert dispatch.replica_id == home
         assert dispatch.prediction.own == pytest.approx(0.3)
         admission.first_token(like.request_id, 1.0)
         admission.ended(like.request_id, 1.0)

@@ -10,9 +10,9 @@ from headway_core.contract.header_names import tenant_salt
 def test_the_least_predicted_ttft_wins_and_equals_go_to_the_one_with_less_in_flight(request_of, replica_load) -> None:
     slow = replica_load("slow", prefill_rate=500.0)
     fast = replica_load("fast", backlog={0: 400.0}, running={0: 1}, budget=512)
-    assert choose(request_of(1000), PoolLoad((slow, fast))).replica == "fast"
+    assert choose(request_of(1000), PoolLoad((slow, fast))).replica_id == "fast"
     pair = PoolLoad((replica_load("a", in_flight=3), replica_load("b", in_flight=1)))
-    assert choose(request_of(1000), pair).replica == "b"
+    assert choose(request_of(1000), pair).replica_id == "b"
 
 
 def test_a_warm_replica_wins_as_long_as_it_saves_more_than_it_makes_one_wait(request_of, replica_load) -> None:
@@ -21,7 +21,7 @@ def test_a_warm_replica_wins_as_long_as_it_saves_more_than_it_makes_one_wait(req
     for backlog, winner in ((500.0, "warm"), (1000.0, "cold")):
         warm = replica_load("warm", backlog={0: backlog}, running={0: 1}, budget=2000)
         route = choose(one, PoolLoad((cold, warm)), {"warm": 3})
-        assert route.replica == winner
+        assert route.replica_id == winner
     assert choose(one, PoolLoad((replica_load("warm"),)), {"warm": 3}).cached_tokens == 900
 
 
@@ -51,9 +51,9 @@ def test_a_higher_class_looks_past_lower_work_and_may_take_a_lower_slot(
 def test_an_unmeasured_replica_is_tried_when_idle_and_is_otherwise_the_last_choice(request_of, replica_load) -> None:
     known = replica_load("known", backlog={0: 300.0}, running={0: 1}, budget=512)
     unknown = replica_load("unknown", prefill_rate=None)
-    assert choose(request_of(100), PoolLoad((known, unknown))).replica == "unknown"
+    assert choose(request_of(100), PoolLoad((known, unknown))).replica_id == "unknown"
     occupied = replica_load("unknown", prefill_rate=None, in_flight=1, running={0: 1})
-    assert choose(request_of(100), PoolLoad((known, occupied))).replica == "known"
+    assert choose(request_of(100), PoolLoad((known, occupied))).replica_id == "known"
 
 
 def test_a_crowd_does_not_fall_upon_a_replica_that_has_just_come_up(priority_class, request_of, report) -> None:
@@ -67,8 +67,8 @@ def test_a_crowd_does_not_fall_upon_a_replica_that_has_just_come_up(priority_cla
     admission.report(report("new", prefill_rate=None), 0.1)
     sent = admission.poll(0.1).dispatches
     # One iteration's budget of 512, in prompts of 400, and no more until it has reported again.
-    assert [one.replica for one in sent].count("new") == 2
-    assert not [one for one in admission.poll(0.2).dispatches if one.replica == "new"]
+    assert [one.replica_id for one in sent].count("new") == 2
+    assert not [one for one in admission.poll(0.2).dispatches if one.replica_id == "new"]
     assert len(admission.queue) >= held - 4
 
 
