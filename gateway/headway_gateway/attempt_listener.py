@@ -13,7 +13,7 @@ from headway_gateway.pools import ServedPool
 
 
 class AttemptListener:
-    """The `relay.ResponseListener` of one grant. `clock` is the event loop's."""
+    """The `stream_relay.ResponseListener` of one grant. `clock` is the event loop's."""
 
     def __init__(
         self, pool: ServedPool, grant: Grant, record: RequestRecord, parsed: ParsedRequest, clock: Callable[[], float]

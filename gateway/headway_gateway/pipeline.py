@@ -206,8 +206,9 @@ class Pipeline:
             pool.failures.failed(grant.replica_id, error, request_id, self._clock())
         if client_request.started:
             raise RequestFailed(error_responses.upstream_failed(), "upstream_error") from error
-        client_request.failed_attempts.append((grant.replica_id, error.failure))
-        failures = [failure for _, failure in client_request.failed_attempts]
+        attempts = client_request.failed_attempts
+        attempts.append((grant.replica_id, error.failure))
+        failures = [failure for _, failure in attempts]
         if (
             failures.count(UpstreamFailure.STALE) > 1
             or failures.count(UpstreamFailure.RESET) >= MAX_RESETS

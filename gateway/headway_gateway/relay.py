@@ -9,33 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from headway_core.contract.header_names import LOAD, PROMPT_TOKENS, ShedReason
 
 from headway_gateway.client_request import ClientRequest
 from headway_gateway.http_connection import UpstreamError, UpstreamFailure
-from headway_gateway.stream_relay import StreamListener, StreamRelay
+from headway_gateway.stream_relay import ResponseListener, StreamRelay
 from headway_gateway.upstream import HostPort, Upstream, UpstreamResponse
 
 _FAILED_STATUSES = {502: UpstreamFailure.RESET, 503: UpstreamFailure.UNAVAILABLE, 504: UpstreamFailure.RESET}
 """Statuses of a replica that cannot serve at all, as opposed to one that failed at this request."""
-
-
-class ResponseListener(StreamListener, Protocol):
-    """What is told about a response, in this order, as far as it comes. Times are the event loop's."""
-
-    def headers(self, load_hint: str | None) -> None:
-        """The head has come. `load_hint` is the replica's load now: at the end of the stream it would be too old."""
-
-    def prompt_tokens(self, count: int) -> None:
-        """The exact length of the prompt."""
-
-    def completed(self, now: float, streamed: bool, prompt: int | None, output: int | None) -> None:
-        """The response is complete and was a success. `prompt`, `output`: its token counts, None where it has none."""
-
-    def failed(self, outcome: str, reason: ShedReason | None = None) -> None:
-        """The response is an error, or a stream that ends with one. `outcome` is one of `metric_names.OUTCOMES`."""
 
 
 @dataclass(frozen=True, slots=True)

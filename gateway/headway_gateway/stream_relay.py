@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from headway_core.contract.header_names import ShedReason
+
 from headway_gateway.client_request import ClientRequest, Header
 from headway_gateway.sse import EventStream, count_content_events
 
@@ -16,14 +18,26 @@ KEEP_ALIVE = b": waiting for the first token\n"
 """A comment line without an empty line after it: it ends no event, so no client sees an empty one."""
 
 
-class StreamListener(Protocol):
-    """What is told about a stream. Times are the event loop's."""
+class ResponseListener(Protocol):
+    """What is told about a response, as far as it comes. Times are the event loop's, seconds."""
 
-    def first_token(self, now: float) -> None:
-        """The first content has come; called after `tokens`."""
+    def headers(self, load_hint: str | None) -> None:
+        """The head has come. `load_hint` is the replica's load now: at the end of the stream it would be too old."""
+
+    def prompt_tokens(self, count: int) -> None:
+        """The exact length of the prompt."""
 
     def tokens(self, now: float, events: int, /) -> None:
-        """`events` events with data have come together. Called for each chunk from the first content on."""
+        """`events` events with data have come together. Called for each chunk of a stream from the first content on."""
+
+    def first_token(self, now: float) -> None:
+        """The first content of a stream has come; called after `tokens`."""
+
+    def completed(self, now: float, streamed: bool, prompt: int | None, output: int | None) -> None:
+        """The response is a success, and complete. `prompt`, `output`: its token counts, None where it has none."""
+
+    def failed(self, outcome: str, reason: ShedReason | None = None) -> None:
+        """The response is an error, or a stream that ends with one. `outcome` is one of `metric_names.OUTCOMES`."""
 
 
 class StreamRelay:
@@ -52,7 +66,7 @@ class StreamRelay:
     def __init__(
         self,
         client_request: ClientRequest,
-        listener: StreamListener,
+        listener: ResponseListener,
         status: int,
         headers: Sequence[Header],
         *,
