@@ -55,25 +55,25 @@ def _groups(
 def remarks(comparison: Comparison) -> list[str]:
     """What the table does not say."""
     rule, report = next(iter(comparison.reports.items()))
-    told = []
+    lines = []
     if report.total.shed:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(report.total.shed.items()))
-        told.append(f"{rule.name} turned away: {reasons}")
+        lines.append(f"{rule.name} turned away: {reasons}")
     if report.total.unschedulable:
-        told.append(f"{report.total.unschedulable} requests can never fit into a replica's KV pool")
+        lines.append(f"{report.total.unschedulable} requests can never fit into a replica's KV pool")
     error = report.error_admitted
     if error.compared and error.median is not None and error.p05 is not None and error.p95 is not None:
-        told.append(
+        lines.append(
             f"predicted - actual TTFT of {error.compared} admitted: median {1000 * error.median:+.0f} ms, "
             f"p05 {1000 * error.p05:+.0f}, p95 {1000 * error.p95:+.0f}"
         )
     if report.preemptions:
-        told.append(f"{report.preemptions} preemptions: KV blocks ran out")
+        lines.append(f"{report.preemptions} preemptions: KV blocks ran out")
     if comparison.one_server is None:
-        told.append(
+        lines.append(
             "no exact optimum: it is known where all requests have one TTFT target, without perThousandPromptTokens"
         )
-    return told
+    return lines
 
 
 def optimum_table(found: OneServer) -> Table:

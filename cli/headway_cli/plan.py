@@ -29,7 +29,7 @@ from headway_cli.replica_options import (
 from headway_cli.result_file import check_result_file
 from headway_cli.slo_file import DEFAULT, read_slo
 from headway_cli.slo_text import slo_in_words
-from headway_cli.traffic_source import SOURCES, TrafficSource, observe
+from headway_cli.traffic_source import SOURCES, ObservedPool, observe
 
 EPILOG = """\
 examples:
@@ -99,8 +99,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What the planner is asked."""
+class PlanInput:
+    """What the planner decides from."""
 
     slo: ServingSLO
     replicas: tuple[RuntimeReport, ...]
@@ -117,12 +117,12 @@ def run(given: argparse.Namespace) -> int:
     """
     _check(given)
     slo = read_slo(given.slo or DEFAULT)
-    question = ask(given, slo)
-    found = decide(question)
-    for line in explain(question, found):
+    inputs = plan_input(given, slo)
+    found = recommend(inputs)
+    for line in explain(inputs, found):
         print(line)
     if given.json:
-        given.json.write_text(json.dumps(document(question, found), indent=1))
+        given.json.write_text(json.dumps(document(inputs, found), indent=1))
     return 0 if found.knob_plan.estimate.capacity is not None else 1
 
 
@@ -152,10 +152,10 @@ def _check(given: argparse.Namespace) -> None:
         raise InvalidInput("--context goes with --prompt-tokens and --output-tokens")
 
 
-def ask(given: argparse.Namespace, slo: ServingSLO) -> Question:
-    """The question, from what was observed and what the command line says instead."""
+def plan_input(given: argparse.Namespace, slo: ServingSLO) -> PlanInput:
+    """The inputs, from what was observed and what the command line says instead."""
     if given.coefficients:
-        seen = TrafficSource({"on-paper": on_paper(parse_coefficients(given.coefficients))})
+        seen = ObservedPool({"on-paper": on_paper(parse_coefficients(given.coefficients))})
     else:
         watch = given.watch if given.rate is None else 0.0
         seen = observe(
@@ -176,31 +176,31 @@ def ask(given: argparse.Namespace, slo: ServingSLO) -> Question:
         count = math.ceil(given.rate * slo.window)
         demand = Demand(count, count / given.rate if count else slo.window)
         traffic = Traffic(slo.window, {}, demand, demand)
-    return Question(slo, tuple(reports), traffic, max(1, len(seen.gateways)), given.replicas or len(reports))
+    return PlanInput(slo, tuple(reports), traffic, max(1, len(seen.gateways)), given.replicas or len(reports))
 
 
-def decide(question: Question) -> Plan:
+def recommend(inputs: PlanInput) -> Plan:
     """The planner's answer, as if the load had been so for long and somebody asked for a recommendation: nothing waits
     for a window to pass."""
-    slo = question.slo
+    slo = inputs.slo
     bounds = slo.bounds if slo.bounds.replicas is not None else replace(slo.bounds, replicas=Range(1, 10_000))
-    replicas = tuple(ObservedReplica(report.boot_id, Phase.READY, report, 0.0) for report in question.replicas)
+    replicas = tuple(ObservedReplica(report.boot_id, Phase.READY, report, 0.0) for report in inputs.replicas)
     snapshot = Snapshot(
         replicas=replicas,
-        scale=question.scale,
-        traffic=question.traffic,
-        gateways=question.gateways,
-        gateways_reporting=question.gateways,
+        scale=inputs.scale,
+        traffic=inputs.traffic,
+        gateways=inputs.gateways,
+        gateways_reporting=inputs.gateways,
     )
     memory = Memory(scaling=ScaleMemory(known_since=-_EVER, known_at=0.0))
     return plan(snapshot, replace(slo, mode=Mode.RECOMMEND, bounds=bounds), memory, now=0.0)
 
 
-def explain(question: Question, found: Plan) -> list[str]:
+def explain(inputs: PlanInput, found: Plan) -> list[str]:
     """The plan for people."""
     capacity = found.knob_plan.estimate.capacity
-    lines = [f"promise: {slo_in_words(known)}" for known in question.slo.classes]
-    mixes = [report.mix for report in question.replicas if report.mix is not None]
+    lines = [f"promise: {slo_in_words(known)}" for known in inputs.slo.classes]
+    mixes = [report.mix for report in inputs.replicas if report.mix is not None]
     load = Workload.of(mixes)
     if load is not None:
         lines.append(
@@ -209,13 +209,13 @@ def explain(question: Question, found: Plan) -> list[str]:
         )
     if capacity is None:
         return [*lines, "", f"no plan: {_why_not(found)}", *_conditions(found)]
-    knobs = _knobs(question, found)
+    knobs = _knobs(inputs, found)
     lines += ["", f"max_num_seqs          {knobs.max_num_seqs}", f"prefill token budget  {knobs.prefill_token_budget}"]
-    if question.traffic is None:
+    if inputs.traffic is None:
         lines.append("replicas              –  (add --rate R, or --from a gateway's control port)")
     else:
-        lines.append(f"replicas              {found.replicas}  ({question.scale} now; {found.replicas_message})")
-        if question.slo.bounds.replicas is None:
+        lines.append(f"replicas              {found.replicas}  ({inputs.scale} now; {found.replicas_message})")
+        if inputs.slo.bounds.replicas is None:
             lines.append(
                 "                      the SLO has no spec.bounds.replicas, so the operator would leave them to you"
             )
@@ -225,7 +225,7 @@ def explain(question: Question, found: Plan) -> list[str]:
         f"{found.knob_plan.message}",
         _ADVICE[capacity.binding],
     ]
-    lines += _iteration(question, load, capacity)
+    lines += _iteration(inputs, load, capacity)
     return [*lines, *_conditions(found)]
 
 
@@ -238,18 +238,18 @@ def _why_not(found: Plan) -> str:
     )
 
 
-def _knobs(question: Question, found: Plan) -> Knobs:
+def _knobs(inputs: PlanInput, found: Plan) -> Knobs:
     """As decided; what is close enough to stay is what is in force."""
-    effective = question.replicas[0].effective
+    effective = inputs.replicas[0].effective
     return Knobs(
         found.knobs.max_num_seqs or effective.max_num_seqs,
         found.knobs.prefill_token_budget or effective.prefill_token_budget,
     )
 
 
-def _iteration(question: Question, load: Workload | None, capacity: ReplicaCapacity) -> list[str]:
+def _iteration(inputs: PlanInput, load: Workload | None, capacity: ReplicaCapacity) -> list[str]:
     """Where the time of a full iteration goes."""
-    model = next((report.step_time for report in question.replicas if report.step_time is not None), None)
+    model = next((report.step_time for report in inputs.replicas if report.step_time is not None), None)
     if model is None or load is None:
         return []
     decodes = step_seconds(model, load, 0.0, capacity.sequences)
@@ -264,25 +264,25 @@ def _iteration(question: Question, load: Workload | None, capacity: ReplicaCapac
 
 
 def _conditions(found: Plan) -> list[str]:
-    told = [condition for condition in found.conditions if condition.type in ("Feasible", "WithinBounds")]
+    shown = [condition for condition in found.conditions if condition.type in ("Feasible", "WithinBounds")]
     words = {True: "True", False: "False", None: "Unknown"}
     return [
         "",
         *(
             f"{condition.type} {words[condition.status]} ({condition.reason}): {condition.message}"
-            for condition in told
+            for condition in shown
         ),
     ]
 
 
-def document(question: Question, found: Plan) -> dict[str, object]:
+def document(inputs: PlanInput, found: Plan) -> dict[str, object]:
     """The plan for programs. What is not known is null."""
     capacity = found.knob_plan.estimate.capacity
-    knobs = _knobs(question, found)
+    knobs = _knobs(inputs, found)
     return {
         "maxNumSeqs": knobs.max_num_seqs if capacity else None,
         "prefillTokenBudget": knobs.prefill_token_budget if capacity else None,
-        "replicas": found.replicas if question.traffic is not None else None,
+        "replicas": found.replicas if inputs.traffic is not None else None,
         "requestsPerSecondOfOneReplica": capacity.rate if capacity else None,
         "iterationSeconds": capacity.iteration if capacity else None,
         "binding": capacity.binding.value if capacity else None,

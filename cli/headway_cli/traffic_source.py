@@ -29,8 +29,8 @@ _POLL = 1.0
 
 
 @dataclass(slots=True)
-class TrafficSource:
-    """Everything that answered."""
+class ObservedPool:
+    """What the sources said: replicas, gateways and the demand at those."""
 
     replicas: dict[str, RuntimeReport] = field(default_factory=dict)
     """Boot id → report: a replica behind two gateways is one."""
@@ -42,7 +42,7 @@ class TrafficSource:
 
 def observe(
     sources: Sequence[str], pool: str | None, window: float, watch: float, say: Callable[[str], None]
-) -> TrafficSource:
+) -> ObservedPool:
     """Asks every source; gateways again and again for `watch` seconds, since a rate needs two readings.
 
     `pool`: the one to ask for behind a gateway; None: the only one there.
@@ -50,7 +50,7 @@ def observe(
     Raises:
         InvalidInput: a source that does not answer, or answers something else than a load report.
     """
-    found = TrafficSource()
+    found = ObservedPool()
     with httpx.Client(timeout=5.0) as client:
         for source in sources:
             report = _report(client, source)
