@@ -73,7 +73,7 @@ class Mix:
     cached_tokens: float
     output_tokens: float
     context_tokens: float
-    """Mean context held by a decoding sequence, averaged over its steps."""
+    """Mean context held by a decoding sequence, averaged over its iterations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class RuntimeMetrics:
         )
         self._step_error = Histogram(
             Metric.ITERATION_ERROR,
-            "Relative error of an iteration's predicted length, one step ahead.",
+            "Relative error of an iteration's predicted length, one iteration ahead.",
             buckets=ERROR_BUCKETS,
             registry=self.registry,
         )
