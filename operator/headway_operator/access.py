@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headway_core.contract.kubernetes import GROUP, PLURAL
 
-from headway_operator.kube import Kube, KubeError
+from headway_operator.kube import Kube
 from headway_operator.metrics import MISSING_RIGHTS
 
 ASK_AGAIN = 60.0
@@ -105,11 +105,7 @@ class AccessReview:
             in_doubt = self._kube.denied or bool(self.access.missing)
             if not in_doubt or now - self._asked_at < ASK_AGAIN:
                 return
-        try:
-            self.access = await review(self._kube, self._namespaces)
-        except KubeError:
-            self._asked_at = None
-            raise
+        self.access = await review(self._kube, self._namespaces)
         self._asked_at = now
         self._kube.denied = False
         MISSING_RIGHTS.set(len(self.access.missing))

@@ -95,11 +95,7 @@ class SchemaCheck:
         period = CHECK_GOOD if good else CHECK_REFUSED
         if self._checked_at is not None and now - self._checked_at < period:
             return
-        try:
-            self.served = await served(self._kube)
-        except KubeError:
-            self._checked_at = None
-            raise
+        self.served = await served(self._kube)
         self._checked_at = now
         if self.served.complaint is not None:
             log.error("%s", self.served.complaint)
