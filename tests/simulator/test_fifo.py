@@ -32,12 +32,14 @@ def test_moore_comes_close_to_the_optimum_and_the_plain_rules_do_not(family: str
         assert found[PredictedTtft()] < 0.97 * best or load < 1
 
 
-def test_looking_ahead_at_a_turn_gains_where_more_is_offered_than_fits_and_costs_nothing_elsewhere() -> None:
+def test_checking_again_before_a_start_gains_where_more_is_offered_than_fits_and_costs_nothing_elsewhere() -> None:
     gained = 0
     for family, seed in (("conv", 1), ("conv", 2), ("code", 1)):
         trace = synthetic(family, 1500, seed=seed)
         for load in (0.5, 2.0):
-            ahead, behind = (run(trace, FifoConfig(load, rule=Moore(anticipate=look))) for look in (True, False))
+            ahead, behind = (
+                run(trace, FifoConfig(load, rule=Moore(anticipate=ahead_too))) for ahead_too in (True, False)
+            )
             assert not ahead.late
             assert len(ahead.on_time) <= round(optimum(trace, load) * len(trace))
             if load < 1:

@@ -1,4 +1,4 @@
-"""The real door before real schedulers, under a virtual clock."""
+"""The real admission before real schedulers, under a virtual clock."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_prefix_affinity_finds_more_in_the_caches_than_the_least_loaded_would() 
     config = SimulationConfig(classes=(patient,), replicas=3, replica=replace(REPLICA, num_blocks=6000), seed=9)
     trace = at_rate(trace, 2.0)
     with_affinity = SimulationReport.of(simulate(trace, config))
-    # The caches still work, but the door sees no two prompts alike.
+    # The caches still work, but admission sees no two prompts alike.
     blind = SimulationReport.of(simulate(trace, replace(config, affinity=False)))
     assert with_affinity.cached_share > 1.05 * blind.cached_share
     assert blind.cached_share > 0.02

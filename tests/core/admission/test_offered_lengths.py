@@ -1,4 +1,4 @@
-"""The lengths that a pool can carry, and what is made of them at a request's turn."""
+"""The lengths that a pool can carry, and what is made of them before a waiting request starts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def overloaded(priority_class, request_of):
     return make
 
 
-def test_a_long_one_is_refused_at_its_turn_only_when_the_queue_is_nearly_full(overloaded, request_of, busy) -> None:
+def test_a_long_one_is_refused_before_it_starts_only_when_the_queue_is_nearly_full(
+    overloaded, request_of, busy
+) -> None:
     admission, slo, now = overloaded()
     long = request_of(1900, arrival=now - 9.0, slo=slo)
     short = request_of(1300, arrival=now - 9.0, slo=slo)
@@ -104,7 +106,9 @@ def test_only_moores_rule_looks_ahead_and_only_where_requests_count_alike(
     assert admission.recheck(long, load, [slo], now) is None
 
 
-def test_while_the_pool_carries_all_that_is_offered_nobody_is_refused_at_its_turn(overloaded, request_of, busy) -> None:
+def test_while_the_pool_carries_all_that_is_offered_nobody_is_refused_before_it_starts(
+    overloaded, request_of, busy
+) -> None:
     admission, slo, now = overloaded()
     long = request_of(1900, arrival=now - 9.0, slo=slo)
     crowd = [request_of(1000, arrival=now - 1.0, slo=slo) for _ in range(14)]

@@ -212,7 +212,7 @@ def test_when_replicas_slow_down_those_who_cannot_make_it_any_more_are_told_at_t
 
 
 @pytest.mark.parametrize("failed_before", [False, True])
-def test_a_long_one_whose_turn_comes_in_an_overload_makes_room_unless_a_replica_failed_it(
+def test_a_long_one_that_could_start_in_an_overload_gives_way_unless_a_replica_failed_it(
     priority_class, request_of, report, failed_before
 ) -> None:
     slo = priority_class(0, 10.0)
