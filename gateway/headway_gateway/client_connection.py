@@ -49,7 +49,7 @@ class ClientConnection(HttpToolsProtocol):
 
     # ------------------------------------------------------------ what a request needs, see `client_request.Connection`
 
-    def body_at_once(self) -> bytes | None:
+    def buffered_body(self) -> bytes | None:
         """See `client_request.Connection`."""
         cycle = self._current
         if cycle is None or cycle.more_body or cycle.disconnected:

@@ -49,8 +49,8 @@ class Connection(Protocol):
     def flow(self) -> Flow:
         """How far behind its client is."""
 
-    def body_at_once(self) -> bytes | None:
-        """The body of the request that is answered if all of it has come; None: it is to be received."""
+    def buffered_body(self) -> bytes | None:
+        """The body of the request that is being answered, if all of it has come; None: it has to be received."""
 
     def begin(self, status: int, headers: Sequence[Header], first: bytes) -> None:
         """Sends the head of a response without a length and the first part of its body."""
@@ -129,7 +129,7 @@ class ClientRequest:
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced[:20]) > limit:
             raise RequestFailed(error_responses.too_large(limit))
-        body = self._connection.body_at_once()
+        body = self._connection.buffered_body()
         if body is None:
             body = await self._upload(limit, idle_timeout, reservation)
         elif len(body) > limit:
@@ -166,8 +166,8 @@ class ClientRequest:
     # ------------------------------------------------------------ being stopped
 
     @contextlib.contextmanager
-    def until(self, limit: float) -> Iterator[None]:
-        """What runs inside is ended at once by `stop`, by the client's going away, and after `limit` seconds since
+    def stoppable(self, limit: float) -> Iterator[None]:
+        """What runs inside ends at once when `stop` is called, when the client disconnects, and `limit` seconds after
         arrival.
 
         Raises:
@@ -178,7 +178,7 @@ class ClientRequest:
             raise RuntimeError("a request runs in a task")
         before = task.cancelling()
         self._task = task
-        # No task of its own waits for the client's going: a task for each request costs more than all else in here.
+        # A callback, since a task that waits for the disconnect would cost more than everything else here.
         self._connection.watch(lambda: self.stop(StopCause.CLIENT_GONE))
         timer = self._loop.call_at(self.arrival + limit, self.stop, StopCause.TIMEOUT)
         try:

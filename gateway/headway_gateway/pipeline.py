@@ -95,7 +95,7 @@ class Pipeline:
             raise
         request = self._admission_request(pool, priority_class, caller, parsed, client_request)
         record = RequestRecord(pool.counters[priority_class.name], request, parsed.choices)
-        with record, client_request.until(settings.request_timeout):
+        with record, client_request.stoppable(settings.request_timeout):
             grant = await pool.dispatcher.acquire(request, record.set_queued)
             while True:
                 record.admitted()
@@ -115,7 +115,7 @@ class Pipeline:
         """
         if len(body) < LARGE_BYTES:
             return parsed_request.parse(route, body)
-        with client_request.until(self._settings.request_timeout):
+        with client_request.stoppable(self._settings.request_timeout):
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._parser_thread, parsed_request.parse, route, body)
 

@@ -55,7 +55,7 @@ class ServedPool:
             self.admission, upstream, settings.poll_interval, self._replicas_changed, self.failures.gone, clock
         )
         self.estimator = TokenEstimator()
-        self._static = settings.pools
+        self._configured = settings.pools
         self._tasks: list[asyncio.Task[None]] = []
         self.apply_policy(policy)
 
@@ -75,7 +75,7 @@ class ServedPool:
         self.admission.classes = policy.classes
         for known in policy.classes:
             self.counters.setdefault(known.name, ClassCounters())
-        given = next((pool.endpoints for pool in self._static if pool.name == self.name), policy.pool.endpoints)
+        given = next((pool.endpoints for pool in self._configured if pool.name == self.name), policy.pool.endpoints)
         self.replicas.discover(given)
         self._replicas_changed()
 
@@ -106,7 +106,7 @@ class Pools:
         self._upstream = upstream
         self._pools: dict[str, ServedPool] = {}
         self._numbers = itertools.count(1)
-        self._first: tuple[ServedPool, ...] | None = None
+        self._initial: tuple[ServedPool, ...] | None = None
         """The pools that were known at the start; None before it."""
         for pool in settings.pools:
             self.apply_policy(default_policy(pool))
@@ -124,12 +124,12 @@ class Pools:
             policy, self.boot_id, self._settings, self._upstream, self._clock
         )
         pool.admission.draining = self.draining
-        if self._first is not None:
+        if self._initial is not None:
             pool.start()
 
     def start(self) -> None:
         """Starts every pool's tasks, and from now on those of each new pool."""
-        self._first = tuple(self)
+        self._initial = tuple(self)
         for pool in self:
             pool.start()
 
@@ -171,5 +171,5 @@ class Pools:
         that no request could be served."""
         if self.draining:
             return ReplicaState.DRAINING
-        probed = self._first is not None and all(pool.replicas.probed.is_set() for pool in self._first)
+        probed = self._initial is not None and all(pool.replicas.probed.is_set() for pool in self._initial)
         return ReplicaState.READY if probed else ReplicaState.STARTING
