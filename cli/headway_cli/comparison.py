@@ -30,7 +30,7 @@ _MOST_FOR_OPTIMUM = 50_000
 """Requests: beyond them the optimum takes longer than the simulation."""
 
 Progress = Callable[[str, float], None]
-"""Hears what is being done, and how much of it is done (0..1)."""
+"""Called with what is being done, and how much of it is done (0..1)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,8 @@ def simulate(
     config: SimulationConfig = SimulationConfig(),
     progress: Callable[[float], None] | None = None,
 ) -> SimulationRun:
-    """Runs the trace; the same arguments give the same run. `progress` hears the share of its requests that have come,
-    as they come."""
+    """Runs the trace; the same arguments give the same run. `progress` is called with the share of its requests that
+    have come, as they come."""
     return _Simulation(trace, config, progress).run()
 
 

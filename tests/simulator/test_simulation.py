@@ -91,12 +91,12 @@ def test_a_trace_that_fits_no_replica_has_no_capacity_and_says_so() -> None:
 
 
 def test_progress_rises_to_the_whole() -> None:
-    heard: list[float] = []
+    shares: list[float] = []
     simulate(
-        at_rate(short_answers(40, seed=1), 10.0), SimulationConfig(classes=(CLASS,), replica=REPLICA), heard.append
+        at_rate(short_answers(40, seed=1), 10.0), SimulationConfig(classes=(CLASS,), replica=REPLICA), shares.append
     )
-    assert heard == sorted(heard)
-    assert (len(heard), heard[-1]) == (40, 1.0)
+    assert shares == sorted(shares)
+    assert (len(shares), shares[-1]) == (40, 1.0)
 
 
 def test_tpot_is_judged_where_it_is_promised_and_there_is_a_pace() -> None:

@@ -140,7 +140,7 @@ def test_where_slots_are_short_a_slower_moment_costs_nobody_who_waits_their_plac
     decision = controller().decide(newcomer, load, [slo], 0.5)
     assert isinstance(decision, Shed)
     assert decision.request_id == newcomer.request_id
-    # Where prefill is short, those that cannot be served in time make room for the others.
+    # Where prefill is short, those that cannot be served in time give way to the others.
     slow = busy(*waiting, backlog=1.0, prefill_rate=50.0)
     assert [one.request_id for one in controller().review(slow, [slo], 0.0)] == [one.request_id for one in waiting[2:]]
 
@@ -248,7 +248,7 @@ def test_the_margin_is_learned_from_errors_near_the_target_and_leaves_room_to_le
     assert admission.margin(one) == 5.0
     for _ in range(400):
         admission.compare(0, predicted=8.0, actual=3.0)
-    assert admission.margin(one) == 0.0, "being early is no reason to promise what cannot be predicted"
+    assert admission.margin(one) == 0.0, "being early is no reason for a negative margin"
 
 
 def test_saturation_is_raised_by_offered_work_before_any_queue_and_sheds_nobody(

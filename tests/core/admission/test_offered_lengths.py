@@ -29,8 +29,8 @@ def test_carried_is_the_longest_that_still_fits_taking_the_shortest_first() -> N
         now += rng.random()
         rate = rng.uniform(10, 120)
         carried = lengths.carried(rate, now)
-        room, sizes = rate * (now - kept[0][0]), sorted(tokens for _, tokens in kept)
-        fits = [total <= room for total in itertools.accumulate(sizes)]
+        capacity, sizes = rate * (now - kept[0][0]), sorted(tokens for _, tokens in kept)
+        fits = [total <= capacity for total in itertools.accumulate(sizes)]
         if len(kept) < 5 or all(fits):
             assert carried is None
         else:
@@ -83,7 +83,7 @@ def test_a_long_one_is_refused_before_it_starts_only_when_the_queue_is_nearly_fu
     assert (refused.request_id, refused.reason) == (long.request_id, ShedReason.OUTRANKED)
     assert refused.contended
     assert admission.recheck(long, load(long, 14), [slo], now) == refused, "asking changes nothing"
-    assert admission.recheck(long, load(long, 10), [slo], now) is None, "there is room behind it"
+    assert admission.recheck(long, load(long, 10), [slo], now) is None, "those behind it fit"
     assert admission.recheck(long, load(long, 0), [slo], now) is None
     assert admission.recheck(short, load(short, 14), [slo], now) is None, "lengths like this can be carried"
     came_back = request_of(1900, arrival=now - 9.0, slo=slo, retry=True)
