@@ -111,7 +111,7 @@ class Control(asyncio.Protocol):
         Control.seq += 1
         many = 1_000_000
         report = RuntimeReport(
-            replica="bench",
+            replica_id="bench",
             pool="p",
             model=MODEL,
             boot_id="b",

@@ -73,7 +73,7 @@ def configured(
     model, limits = report.step_time, report.limits
     if model is None:
         raise InvalidInput(
-            f"replica {report.replica} has not measured its step time: {report.message or 'it is still starting'}"
+            f"replica {report.replica_id} has not measured its step time: {report.message or 'it is still starting'}"
         )
     sequences, budget = report.effective.max_num_seqs, report.effective.prefill_token_budget
     message = "as they are"

@@ -83,7 +83,7 @@ def on_paper(step_time: StepTimeReport, kv_tokens: int = _LARGE_KV) -> RuntimeRe
     within = (ITERATION_LIMIT - step_time.base) / max(step_time.per_row_above, 1e-12)
     budget = max(64, min(PREFILL_TOKEN_BUDGET, int(within)))
     return RuntimeReport(
-        replica="on-paper",
+        replica_id="on-paper",
         pool="on-paper",
         model="on-paper",
         boot_id="on-paper",

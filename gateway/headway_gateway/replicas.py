@@ -235,8 +235,8 @@ class Replicas:
         watched.replica_id = name
         watched.unreachable = watched.unavailable = False
         self.model = report.model
-        if name != report.replica:
-            report = dataclasses.replace(report, replica=name)
+        if name != report.replica_id:
+            report = dataclasses.replace(report, replica_id=name)
         self._admission.report(report, now, round_trip)
         self._changed()
 
@@ -244,9 +244,9 @@ class Replicas:
         """The reported id, made unique when another address reports it too: two replicas must never be tracked as
         one."""
         for other in self._watched.values():
-            if other is not watched and other.replica_id == report.replica and not other.unreachable:
-                return f"{report.replica}@{watched.address.host}:{watched.address.port}"
-        return report.replica
+            if other is not watched and other.replica_id == report.replica_id and not other.unreachable:
+                return f"{report.replica_id}@{watched.address.host}:{watched.address.port}"
+        return report.replica_id
 
 
 async def resolve(host: str) -> list[str]:

@@ -157,7 +157,7 @@ def _window(slo: PriorityClass, counters: ClassReport | None, before: ClassRepor
 
 def _replica(report: RuntimeReport) -> dict[str, Any]:
     return {
-        "name": report.replica,
+        "name": report.replica_id,
         "state": report.state.value,
         "cordoned": report.cordoned,
         "running": report.running,

@@ -174,7 +174,7 @@ class SimulatedReplica:
         self._seq += 1
         load, config = self._scheduler.load(), self.config
         return RuntimeReport(
-            replica=self.name,
+            replica_id=self.name,
             pool="simulated",
             model="simulated",
             boot_id=self.name,

@@ -24,7 +24,7 @@ ENDPOINTS = {"replica-1": Endpoint("127.0.0.1", 9000, 9001)}
 
 def runtime(**changes):
     made = RuntimeReport(
-        replica="replica-1",
+        replica_id="replica-1",
         pool=SLO.target_name,
         model="m",
         boot_id="b",

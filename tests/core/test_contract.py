@@ -40,7 +40,7 @@ POLICY = Policy(
     cordoned=("chat-runtime-abc",),
 )
 REPORT = RuntimeReport(
-    replica="chat-runtime-abc",
+    replica_id="chat-runtime-abc",
     pool="chat-runtime",
     model="smollm2",
     boot_id="b1",

@@ -104,7 +104,7 @@ class StubRuntime:
         self.seq += 1
         waiting = self.open - self.running
         return RuntimeReport(
-            replica=self.name,
+            replica_id=self.name,
             pool="p",
             model=self.model,
             boot_id=f"{self.name}-{self.boot}",

@@ -16,7 +16,7 @@ CLASS = PriorityClass("c", 0, Objectives(TtftObjective(1.0)))
 
 def full_replica():
     return RuntimeReport(
-        replica="r",
+        replica_id="r",
         pool="p",
         model="m",
         boot_id="b",

@@ -34,7 +34,7 @@ async def test_one_odd_replica_never_blocks_the_others(start_gateway, stub_runti
     good = stub_runtime("good")
     garbage, foreign = (
         stub_runtime("g", load_answer=b"<html>404</html>"),
-        stub_runtime("f", load_answer=b'{"replica": 5}'),
+        stub_runtime("f", load_answer=b'{"replicaId": 5}'),
     )
     closed = Endpoint("127.0.0.1", 1, 2)
     for stub in (good, garbage, foreign):

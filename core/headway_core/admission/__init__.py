@@ -13,7 +13,7 @@ A report tells it of a replica: whenever one was polled, or came with a response
 `admission.classes` and `admission.fleet.cordoned`, DNS calls `admission.remove`.
 
 >>> report = RuntimeReport(
-...     replica="r0", pool="chat", model="m", boot_id="b", seq=1, at=0.0, state=ReplicaState.READY,
+...     replica_id="r0", pool="chat", model="m", boot_id="b", seq=1, at=0.0, state=ReplicaState.READY,
 ...     limits=EngineLimits(8, 512, 4096, 16, 1000), effective=Knobs(), free_slots=8, free_blocks=1000,
 ...     prefill_rate=1000.0, completion_rate=2.0, block_release_rate=100.0, iteration_seconds=0.02)
 >>> admission.report(report, now=0.0, round_trip=0.001)

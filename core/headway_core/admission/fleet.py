@@ -122,9 +122,9 @@ class Fleet:
 
         One that is older than what is known (a poll that was overtaken) is passed over.
         """
-        known = self._replicas.get(report.replica)
+        known = self._replicas.get(report.replica_id)
         if known is None:
-            known = self._replicas[report.replica] = TrackedReplica(report, now, round_trip)
+            known = self._replicas[report.replica_id] = TrackedReplica(report, now, round_trip)
             known.recount(self.gateway)
             return True
         restarted = known.report.boot_id != report.boot_id
@@ -143,7 +143,7 @@ class Fleet:
         known.recount(self.gateway)
         known.round_trip = round_trip if restarted else 0.8 * known.round_trip + 0.2 * round_trip
         if restarted:
-            self.outliers.forget(report.replica)
+            self.outliers.forget(report.replica_id)
         return restarted
 
     def hint(self, replica_id: str, hint: LoadHint, now: float) -> None:

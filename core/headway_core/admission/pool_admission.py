@@ -203,7 +203,7 @@ class PoolAdmission:
     def report(self, report: RuntimeReport, now: float, round_trip: float = 0.0) -> None:
         """A polled load report."""
         if self.fleet.observe(report, now, round_trip):
-            self.prefixes.forget(report.replica)
+            self.prefixes.forget(report.replica_id)
         self._review_due = True
 
     def hint(self, replica_id: str, hint: LoadHint, now: float) -> None:

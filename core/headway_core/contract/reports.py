@@ -90,7 +90,7 @@ class ClassLoad:
 class RuntimeReport:
     """`GET /load` of a runtime's control port."""
 
-    replica: str
+    replica_id: str
     pool: str
     model: str
     boot_id: str

@@ -64,7 +64,7 @@ class RuntimeReporter:
         self._seq += 1
         limits = ready.limits if ready is not None else _NO_LIMITS
         bare = RuntimeReport(
-            replica=self._replica_id,
+            replica_id=self._replica_id,
             pool=self._pool,
             model=self._model,
             boot_id=self.boot_id,

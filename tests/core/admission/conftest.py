@@ -84,7 +84,7 @@ def report() -> MakeReport:
 
     def make(name: str = "r0", **changes: object) -> RuntimeReport:
         idle = RuntimeReport(
-            replica=name,
+            replica_id=name,
             pool="p",
             model="m",
             boot_id=f"{name}-boot",

@@ -33,7 +33,7 @@ def slo(**spec):
 
 def replica(name="pod-0", phase=Phase.READY, age=1.0, note="", **changes):
     report = RuntimeReport(
-        replica=name,
+        replica_id=name,
         pool="chat-runtime",
         model="m",
         boot_id=f"boot-{name}",

@@ -498,7 +498,7 @@ class World:
             pool = PoolReport(TARGET, {default: counted}, answer, replica_in_flight=dict(self.running))
             return GatewayReport(name, f"boot-{name}", 1, time.time(), ReplicaState.READY, (pool,))
         return RuntimeReport(
-            replica=name,
+            replica_id=name,
             pool=TARGET,
             model="m",
             boot_id=f"boot-{name}",
