@@ -18,7 +18,7 @@ _WORDS = {
 
 
 class Fields:
-    """`data`, whose members are read by name. `path` first_of_prompt the names in complaints: ``messages[2].``."""
+    """`data`, whose members are read by name. `path` starts the names in complaints: ``messages[2].``."""
 
     def __init__(self, data: Mapping[str, Any], path: str = "") -> None:
         self._data = data
