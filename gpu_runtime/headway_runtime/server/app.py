@@ -1,8 +1,6 @@
-"""The two HTTP applications of a replica: the OpenAI API on the serving port, everything about the replica itself on
-the control port.
+"""A replica's two HTTP applications: the OpenAI API on the serving port, the replica itself on the control port.
 
-The composition root of the HTTP side: each function's body lists the routes of one application. No route changes the
-replica's settings.
+The composition root of the HTTP side: a function lists the routes of an application. No route changes a setting.
 """
 
 from __future__ import annotations

@@ -36,16 +36,14 @@ from headway_runtime.settings import EngineSettings
 
 STALL_FACTOR = 10.0
 STALL_FLOOR = 10.0
-"""Seconds without a finished step, with work to do, that never count as a stall: a page fault or a busy machine takes
-that long."""
+"""Seconds without a finished step that never count as a stall: a page fault or a busy machine takes that long."""
 _EXIT_SECONDS = 5.0
 
 log = logging.getLogger("headway.runtime")
 
 
 def engine_environment(threads: int) -> dict[str, str]:
-    """What an engine process has in its environment besides its parent's: `threads` of the CPU, and huge pages for
-    torch's tensors."""
+    """Variables for an engine process besides its parent's: `threads` of the CPU, and huge pages for tensors."""
     return {"OMP_NUM_THREADS": str(threads), "THP_MEM_ALLOC_ENABLE": "1"}
 
 
@@ -64,17 +62,15 @@ class TokenListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unconfirmed:
-    """Sequences in commands that the engine has not applied yet, so that its load does not show them."""
+    """A sequence in a command that the engine has not applied yet, so that its load does not show it."""
 
     number: int
     priority: int
-    sequences: int
     prompt_tokens: int
 
 
 class EngineClient:
-    """One engine process. `on_report` gets each report after its tokens were delivered, `on_progress` each message
-    about the start."""
+    """One engine process. `on_report` gets each report after its tokens, `on_progress` each message about the start."""
 
     def __init__(
         self,
@@ -145,7 +141,7 @@ class EngineClient:
             self._listeners[sequence.seq_id] = listener
         self._add += sequences
         for sequence in sequences:
-            self.unconfirmed.append(Unconfirmed(self._last_sent + 1, sequence.priority, 1, len(sequence.prompt)))
+            self.unconfirmed.append(Unconfirmed(self._last_sent + 1, sequence.priority, len(sequence.prompt)))
         self._schedule_flush()
 
     def cancel(self, seq_ids: Iterable[int]) -> None:
@@ -160,16 +156,8 @@ class EngineClient:
         self._knobs = knobs
         self._schedule_flush()
 
-    @property
-    def in_flight(self) -> int:
-        """Sequences with a listener."""
-        return len(self._listeners)
-
     def stalled_for(self, now: float) -> float | None:
-        """Seconds since the last finished step when they exceed the stall limit; None otherwise.
-
-        The limit: STALL_FACTOR times the longest step, at least STALL_FLOOR seconds.
-        """
+        """Seconds since the last step if more than max(STALL_FLOOR, STALL_FACTOR · longest step); else None."""
         if not self._listeners and self._last_applied == self._last_sent:
             return None
         longest = self.load.longest_step_seconds if self.load is not None else None
@@ -178,8 +166,7 @@ class EngineClient:
         return waited if waited > limit else None
 
     async def stop(self) -> int:
-        """Closes the channel, which ends the process; kills it when it runs on for 5 s. Returns its exit status, 128 +
-        signal when killed."""
+        """Closes the channel, which ends the process, and kills it after 5 s. Its exit status, or 128 + signal."""
         if self._reader_task is not None:
             self._reader_task.cancel()
         if self._writer is not None:
@@ -193,11 +180,6 @@ class EngineClient:
             await asyncio.sleep(0.02)
         status = self._process.returncode
         return status if status >= 0 else 128 - status
-
-    @property
-    def pid(self) -> int | None:
-        """The engine's process id."""
-        return None if self._process is None else self._process.pid
 
     async def _read(self, messages: object) -> None:
         try:
@@ -219,12 +201,10 @@ class EngineClient:
             self.load = report.load
         stopped = {ended.seq_id for ended in report.ended if ended.reason is EndReason.STOP}
         for out in report.tokens:
-            listener = self._listeners.get(out.seq_id)
-            if listener is not None:
+            if (listener := self._listeners.get(out.seq_id)) is not None:
                 listener.on_token(out, out.seq_id in stopped)
         for ended in report.ended:
-            listener = self._listeners.pop(ended.seq_id, None)
-            if listener is not None:
+            if (listener := self._listeners.pop(ended.seq_id, None)) is not None:
                 listener.on_ended(ended)
         self._on_report(report)
 
@@ -237,15 +217,12 @@ class EngineClient:
         self._flush_scheduled = False
         if self._writer is None or self.died.is_set():
             return
-        if self._last_applied == self._last_sent and not self._num_listeners_before(self._add):
+        if self._last_applied == self._last_sent and len(self._listeners) == len(self._add):
             self._last_report_at = time.monotonic()  # The engine was idle: the wait for a step starts now.
         self._last_sent += 1
         commands = Commands(self._last_sent, tuple(self._add), tuple(self._cancel), self._knobs)
         self._add, self._cancel, self._knobs = [], [], None
         self._writer.write(frame(commands.pack()))
-
-    def _num_listeners_before(self, added: list[AddSequence]) -> int:
-        return len(self._listeners) - len(added)
 
     def _on_process_end(self) -> None:
         if self.died.is_set():

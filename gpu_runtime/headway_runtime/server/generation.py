@@ -18,8 +18,7 @@ from headway_runtime.text.text_stream import TextStream
 
 
 class Generation:
-    """The choices of one request. The route waits for `changed`, takes the deltas of `choices`, and checks `error` and
-    `disconnected`."""
+    """One request's choices. The route waits for `changed`, takes their deltas, checks `error` and `disconnected`."""
 
     def __init__(self, prompt_tokens: int, arrival: float, metrics: RuntimeMetrics, class_label: str) -> None:
         self.choices: list[Choice] = []

@@ -13,8 +13,6 @@ from headway_runtime.ipc.messages import EngineLoad
 OTHER_CLASS = "other"
 """The label of every class name that the policy in force does not have."""
 
-_FAST, _SLOW, _GROWTH = 0.001, 7200.0, 1.15
-
 
 def _buckets(low: float, high: float, growth: float) -> tuple[float, ...]:
     bounds = [low]
@@ -23,9 +21,8 @@ def _buckets(low: float, high: float, growth: float) -> tuple[float, ...]:
     return tuple(float(f"{bound:.4g}") for bound in bounds)
 
 
-SECONDS_BUCKETS = _buckets(_FAST, _SLOW, _GROWTH)
-"""From a millisecond to beyond any time-out, each 15% wider than the last: a quantile is known to within 7%, whatever
-the target."""
+SECONDS_BUCKETS = _buckets(0.001, 7200.0, 1.15)
+"""From a millisecond to beyond any time-out, each 15% wider than the last: a quantile is known to within 7%."""
 STEP_BUCKETS = _buckets(0.0005, 60.0, 1.3)
 ERROR_BUCKETS = _buckets(0.01, 10.0, 1.3)
 
@@ -34,55 +31,36 @@ class RuntimeMetrics:
     """The registry and everything in it. One instance a process; tests make their own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self._ttft = Histogram(
-            Metric.ENGINE_TTFT,
-            "Seconds from a request's arrival at the runtime to its first token; counts requests.",
-            ["class"],
-            buckets=SECONDS_BUCKETS,
-            registry=self.registry,
-        )
-        self._itl = Histogram(
-            Metric.ENGINE_ITL,
-            "Seconds between two tokens of one choice, the first token excluded; counts gaps of choices.",
-            ["class"],
-            buckets=SECONDS_BUCKETS,
-            registry=self.registry,
-        )
-        self._step = Histogram(
-            Metric.ITERATION_SECONDS, "Seconds that an iteration took.", buckets=STEP_BUCKETS, registry=self.registry
-        )
-        self._step_error = Histogram(
-            Metric.ITERATION_ERROR,
-            "Relative error of an iteration's predicted length, one iteration ahead.",
-            buckets=ERROR_BUCKETS,
-            registry=self.registry,
-        )
-        self._running = Gauge(Metric.RUNNING, "Sequences that hold a slot.", registry=self.registry)
-        self._waiting = Gauge(Metric.WAITING, "Sequences that wait for a slot or for blocks.", registry=self.registry)
-        self._blocks = Gauge(Metric.BLOCKS, "KV blocks by state.", ["state"], registry=self.registry)
-        self._preemptions = Counter(
-            Metric.PREEMPTIONS, "Evictions of running sequences.", ["kind", "cause"], registry=self.registry
-        )
-        self._prompt = Counter(
-            Metric.PROMPT_TOKENS, "Prompt tokens by where they came from.", ["source"], registry=self.registry
-        )
-        self._output = Counter(Metric.OUTPUT_TOKENS, "Tokens generated.", registry=self.registry)
-        self._revision = Gauge(
-            Metric.POLICY_REVISION,
-            "Revision of the policy in force; 0 before the first.",
-            ["pool"],
-            registry=self.registry,
-        )
-        self._policy_age = Gauge(
-            Metric.POLICY_AGE, "Seconds since a good policy was last read.", ["pool"], registry=self.registry
-        )
-        self._emulated = Gauge(
-            Metric.EMULATED, "1 when iterations are lengthened to emulate an accelerator.", registry=self.registry
-        )
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(name, text, labels, buckets=buckets, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(name, text, labels, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        ttft = "Seconds from a request's arrival at the runtime to its first token; counts requests."
+        itl = "Seconds between two tokens of one choice, the first token excluded; counts gaps of choices."
+        error = "Relative error of an iteration's predicted length, one iteration ahead."
+        self._ttft = histogram(Metric.ENGINE_TTFT, ttft, SECONDS_BUCKETS, "class")
+        self._itl = histogram(Metric.ENGINE_ITL, itl, SECONDS_BUCKETS, "class")
+        self._step = histogram(Metric.ITERATION_SECONDS, "Seconds that an iteration took.", STEP_BUCKETS)
+        self._step_error = histogram(Metric.ITERATION_ERROR, error, ERROR_BUCKETS)
+        self._running = gauge(Metric.RUNNING, "Sequences that hold a slot.")
+        self._waiting = gauge(Metric.WAITING, "Sequences that wait for a slot or for blocks.")
+        self._blocks = gauge(Metric.BLOCKS, "KV blocks by state.", "state")
+        self._preemptions = counter(Metric.PREEMPTIONS, "Evictions of running sequences.", "kind", "cause")
+        self._prompt = counter(Metric.PROMPT_TOKENS, "Prompt tokens by where they came from.", "source")
+        self._output = counter(Metric.OUTPUT_TOKENS, "Tokens generated.")
+        self._revision = gauge(Metric.POLICY_REVISION, "Revision of the policy in force; 0 before the first.", "pool")
+        self._policy_age = gauge(Metric.POLICY_AGE, "Seconds since a good policy was last read.", "pool")
+        self._emulated = gauge(Metric.EMULATED, "1 when iterations are lengthened to emulate an accelerator.")
         self._classes: frozenset[str] = frozenset()
-        self._totals: dict[tuple[str, ...], int] = {}
+        self._totals: dict[Counter, int] = {}
 
     def set_emulated(self, emulated: bool) -> None:
         """Whether iterations are lengthened to emulate an accelerator."""
@@ -122,14 +100,12 @@ class RuntimeMetrics:
         self._blocks.labels("free").set(load.free_blocks - load.cached_blocks)
         self._blocks.labels("cached").set(load.cached_blocks)
         self._blocks.labels("used").set(total_blocks - load.free_blocks)
-        self._raise_to(
-            self._prompt.labels("computed"), load.prompt_tokens - load.cached_prompt_tokens, "prompt", "computed"
-        )
-        self._raise_to(self._prompt.labels("cached"), load.cached_prompt_tokens, "prompt", "cached")
-        self._raise_to(self._prompt.labels("recomputed"), load.recomputed_tokens, "prompt", "recomputed")
-        self._raise_to(self._output, load.output_tokens, "output")
+        self._raise_to(self._prompt.labels("computed"), load.prompt_tokens - load.cached_prompt_tokens)
+        self._raise_to(self._prompt.labels("cached"), load.cached_prompt_tokens)
+        self._raise_to(self._prompt.labels("recomputed"), load.recomputed_tokens)
+        self._raise_to(self._output, load.output_tokens)
         for cause, total in load.preemptions.items():
-            self._raise_to(self._preemptions.labels("recompute", cause), total, "preemption", cause)
+            self._raise_to(self._preemptions.labels("recompute", cause), total)
 
     def set_policy(self, pool: str, revision: int, age: float | None) -> None:
         """The policy's state, at each scrape. `age`: seconds since a good read; None before the first."""
@@ -141,9 +117,9 @@ class RuntimeMetrics:
         """The Prometheus text format."""
         return generate_latest(self.registry)
 
-    def _raise_to(self, counter: Counter, total: int, *key: str) -> None:
+    def _raise_to(self, counter: Counter, total: int) -> None:
         """Raises a counter to the engine's running total."""
-        before = self._totals.get(key, 0)
+        before = self._totals.get(counter, 0)
         if total > before:
             counter.inc(total - before)
-            self._totals[key] = total
+            self._totals[counter] = total

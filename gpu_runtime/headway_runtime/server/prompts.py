@@ -19,9 +19,7 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._longest_token = max(
-            (len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)), default=1
-        )
+        self._longest_token = max(map(len, map(tokenizer.token_bytes, range(tokenizer.vocab_size))), default=1)
         self._vocab_size = tokenizer.vocab_size
         self._max_model_len = 0
 
@@ -101,8 +99,7 @@ class PromptEncoder:
         if wanted is not None and count + wanted > self._max_model_len:
             raise RequestError(
                 f"the prompt has {shown} tokens and {wanted} more were asked for, {count + wanted} in all; this "
-                "server holds at most "
-                f"{self._max_model_len}: shorten the prompt or lower the maximum",
+                f"server holds at most {self._max_model_len}: shorten the prompt or lower the maximum",
                 "max_completion_tokens" if request.chat else "max_tokens",
                 "context_length_exceeded",
             )

@@ -1,5 +1,4 @@
-"""The replica as its HTTP side uses it: state, engine, prompts, policy, metrics, reports. One object a process, made in
-`headway_runtime.server.server`.
+"""The replica as its HTTP side uses it: state, engine, prompts, policy, metrics, reports. One object a process.
 
 Knows no JSON and no ASGI. A route calls `accept`, waits on the `Generation` that it gets, and calls `release`.
 """
@@ -178,8 +177,7 @@ class Replica:
     def _make_sequences(
         self, request: GenerationRequest, headers: RequestHeaders, prompts: list[TokenIds], arrival: float
     ) -> tuple[Generation, list[AddSequence]]:
-        """One choice and one sequence for each of `n` completions of each prompt, in the order of the response's
-        indices."""
+        """A choice and a sequence for each of `n` completions of each prompt, in the order of the response."""
         ids = self.engine.new_ids(len(prompts) * request.n)
         # Without a seed each prompt gets a random one: a prompt sent twice in a request should get two completions.
         seeds = [secrets.randbits(62) if request.params.seed is None else request.params.seed for _ in prompts]

@@ -1,5 +1,4 @@
-"""The replica's load report, and the load hint in the headers of each response: the engine's load plus the sequences
-that it has not applied yet.
+"""A replica's load report, and the load hint of each response: the engine's load plus the sequences not yet applied.
 
 Builds documents; does no I/O, and keeps only the sequence number and the highest dispatch numbers.
 """
@@ -87,7 +86,7 @@ class RuntimeReporter:
             bare,
             effective=load.knobs,
             running=load.running,
-            waiting=load.waiting + sum(one.sequences for one in waiting),
+            waiting=load.waiting + len(waiting),
             free_slots=load.free_slots,
             free_blocks=load.free_blocks,
             classes=_with_unconfirmed(load.classes, waiting),
@@ -114,7 +113,7 @@ class RuntimeReporter:
             boot_id=self.boot_id,
             seq=self._seq,
             running=load.running,
-            waiting=load.waiting + sum(one.sequences for one in waiting),
+            waiting=load.waiting + len(waiting),
             free_slots=load.free_slots,
             free_blocks=load.free_blocks,
             remaining_prefill_tokens={
@@ -132,7 +131,7 @@ def _with_unconfirmed(classes: tuple[ClassLoad, ...], unconfirmed: Iterable[Unco
         known = by_priority.get(extra.priority, ClassLoad(extra.priority, 0, 0, 0))
         by_priority[extra.priority] = dataclasses.replace(
             known,
-            waiting=known.waiting + extra.sequences,
+            waiting=known.waiting + 1,
             remaining_prefill_tokens=known.remaining_prefill_tokens + extra.prompt_tokens,
         )
     return tuple(by_priority[priority] for priority in sorted(by_priority, reverse=True))

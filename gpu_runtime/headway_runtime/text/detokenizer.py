@@ -1,5 +1,4 @@
-"""Output tokens to text, one at a time: no character is ever split, and a token costs the same however long or broken
-the output is."""
+"""Output tokens to text, one at a time: no character is split, and each token costs the same in any output."""
 
 from __future__ import annotations
 
@@ -11,13 +10,11 @@ _Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class IncrementalDetokenizer:
-    """The text of one output. What `push` and `flush` return, joined, is what `Tokenizer.decode` returns for all tokens
-    at once.
+    """The text of one output: what `push` and `flush` return, joined, is `Tokenizer.decode` of all tokens.
 
     Bytes that may still become a character are held back, three at most; U+FFFD stands for bytes that no continuation
-    can mend, and at the end for a character that was cut off. Spaces stay as the tokens have them: nothing is cleaned
-    up. `at_start`: the output begins a text instead of going on with a prompt, so that a sentencepiece-style
-    tokenizer's first space is dropped.
+    can mend, and at the end for a character that was cut off. Spaces stay as the tokens have them. `at_start`: the text
+    begins here instead of going on from a prompt, so a sentencepiece-style tokenizer's first space is dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, at_start: bool = False) -> None:

@@ -1,9 +1,7 @@
-"""The tokenizer inside a GGUF file: tokens, types and merges from its metadata, the pre-tokenizer from a table by its
-name.
+"""The tokenizer inside a GGUF file: tokens, types and merges from its metadata, the pre-tokenizer by name.
 
 llama.cpp's rules are the reference for the ids: `tokenizer.ggml.pre` names a set of regular expressions that only its
-source defines. A name that is not in the table here is refused, since any other split would give other ids without a
-word.
+source defines. A name that is not in the table here is refused: another split would silently give other ids.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from headway_runtime.gguf_metadata import read_metadata
 from headway_runtime.text.tokenizer_source import TokenizerSource
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-"""Values of tokenizer.ggml.token_type that stand for whole tokens in text: the first two are special, user-defined ones
-are not."""
+"""Values of tokenizer.ggml.token_type for tokens written whole in text; user-defined ones are not special."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +41,8 @@ def _sequence(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 _LLAMA_3 = (
-    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
-    r"?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA = PreTokenizer(
     _sequence(
@@ -74,14 +70,10 @@ def read_gguf(path: Path) -> TokenizerSource:
 
     model, pre = value("tokenizer.ggml.model"), value("tokenizer.ggml.pre")
     if model != "gpt2":
-        raise refuse(
-            "model", f"must be gpt2, not {model!r}: use a safetensors folder with a tokenizer.json for other tokenizers"
-        )
+        raise refuse("model", f"must be gpt2, not {model!r}: others need a safetensors folder with a tokenizer.json")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
-        raise refuse(
-            "pre",
-            f"must be one of {', '.join(PRE_TOKENIZERS)}, not {pre!r}: how that one splits text is not known here",
-        )
+        known = ", ".join(PRE_TOKENIZERS)
+        raise refuse("pre", f"must be one of {known}, not {pre!r}: how that one splits text is not known here")
     pre_tokenizer = PRE_TOKENIZERS[pre]
     tokens, types, merges = (value(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type", "merges"))
     if not isinstance(tokens, list) or not tokens or len(set(tokens)) != len(tokens):
@@ -114,16 +106,9 @@ def _definition(
     tokens: list[str], types: list[int], merges: list[list[str]], pre_tokenizer: PreTokenizer
 ) -> dict[str, Any]:
     """The metadata in the form of tokenizer.json."""
+    flags = {"normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
     added = [
-        {
-            "id": token,
-            "content": tokens[token],
-            "special": kind != _USER_DEFINED,
-            "normalized": False,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-        }
+        {"id": token, "content": tokens[token], "special": kind != _USER_DEFINED, **flags}
         for token, kind in enumerate(types)
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 
 class StopStringMatcher:
-    """One output against its stop strings. Costs O(1) amortised per character and stop string, of any length (Knuth,
-    Morris, Pratt).
+    """One output against its stop strings: O(1) amortised per character and stop string (Knuth, Morris, Pratt).
 
     `push` text until `stopped`, then or at the end of the output `flush`. Text that may be the beginning of a stop
     string is held back. A stop string inside a longer one that started before it waits for that one to complete or
@@ -94,8 +93,7 @@ class _Tracker:
             self._fallback[at] = length
 
     def feed(self, char: str, position: int) -> int | None:
-        """One more character, the text's `position`-th. Returns where the match starts if it completes the first
-        one."""
+        """One more character, the text's `position`-th. Where the first match starts, if this completes it."""
         if self._done:
             return None
         while self._matched and char != self._stop[self._matched]:
@@ -107,6 +105,5 @@ class _Tracker:
         return position - len(self._stop)
 
     def start(self, position: int) -> int:
-        """Where a match that is still possible may start at the earliest, after `position` characters; there if none is
-        under way."""
+        """The earliest start of a match that is possible after `position` characters; `position` if none began."""
         return position if self._done else position - self._matched

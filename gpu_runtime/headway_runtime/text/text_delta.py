@@ -16,8 +16,7 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """The token for people, distinct for distinct tokens: its text, or ``bytes:\\xe2\\x80`` where it is not text by
-        itself."""
+        """Distinct for distinct tokens: the token's text, or ``bytes:\\xe2\\x80`` where it is not text by itself."""
         try:
             return self.name.decode("utf-8")
         except UnicodeDecodeError:

@@ -1,7 +1,6 @@
 """One output's tokens as text to send: whole characters, no part of a stop string, log-probabilities with their text.
 
-Pure: tokens in, deltas out. The deltas of an output, joined, are the same whenever they are taken, so a stream and a
-whole response agree.
+Pure: tokens in, deltas out. Joined, the deltas are the same whenever they are taken: stream and whole response agree.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ class _Held:
 
 
 class TextStream:
-    """`feed` tokens until `finish` is set (a stop string was found) or the output ends, then `end`; `take` deltas at
-    any time."""
+    """`feed` tokens until `finish` is set by a stop string or the output ends, then `end`; `take` at any time."""
 
     def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], min_tokens: int) -> None:
         self._tokenizer = tokenizer
@@ -76,8 +74,7 @@ class TextStream:
             self._tokens += 1
 
     def end(self, reason: str) -> None:
-        """No token follows, because of `reason`. Held-back text is released; a stop string that was still
-        undecided may now count."""
+        """No token follows, because of `reason`. Releases held-back text; an undecided stop string may now count."""
         if self.finish is not None:
             return
         tail = self._detokenizer.flush()
@@ -106,9 +103,8 @@ class TextStream:
         while self._held and self._held[0].end <= self._released:
             due.append(self._held.popleft().entry)
         if self.finish is not None:
-            due += [
-                held.entry for held in self._held if held.entry.offset < self._released or self._released == self._seen
-            ]
+            whole = self._released == self._seen
+            due += [held.entry for held in self._held if whole or held.entry.offset < self._released]
             self._held.clear()
         return tuple(due)
 
@@ -122,6 +118,5 @@ class TextStream:
 
     def _candidate(self, token: int, logprob: float) -> Candidate:
         raw = self._tokenizer.token_bytes(token)
-        return Candidate(
-            name=raw, raw=b"" if token in self._tokenizer.special_ids else raw, logprob=max(LEAST_LOGPROB, logprob)
-        )
+        shown = b"" if token in self._tokenizer.special_ids else raw
+        return Candidate(name=raw, raw=shown, logprob=max(LEAST_LOGPROB, logprob))

@@ -17,8 +17,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Character → byte of byte-level BPE (Radford et al., 2019): printable Latin-1 stands for itself, the rest for
-    U+0100 and up."""
+    """Character → byte of byte-level BPE (Radford et al., 2019): printable Latin-1 as it is, the rest from U+0100."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     alphabet = {chr(byte): byte for byte in plain}
     others = (byte for byte in range(256) if byte not in plain)
@@ -41,8 +40,7 @@ class TokenBytes:
 
 
 def read_token_bytes(definition: Mapping[str, Any], vocab: Mapping[str, int], path: str) -> TokenBytes:
-    """The table for a definition in the form of tokenizer.json; `vocab` includes the added tokens. Raises
-    CheckpointError."""
+    """The table of a tokenizer.json's definition; `vocab` includes the added tokens. Raises CheckpointError."""
     steps = _decoder_steps(definition)
     kinds = {str(step.get("type")) for step in steps}
     added = {entry["content"] for entry in definition.get("added_tokens") or []}
@@ -55,11 +53,8 @@ def read_token_bytes(definition: Mapping[str, Any], vocab: Mapping[str, int], pa
         unwritable = bytes(sorted(byte for char, byte in BYTE_ALPHABET.items() if char not in vocab)) if drops else b""
         return TokenBytes(tuple(table), unwritable=unwritable)
     if not kinds or not kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
-        raise CheckpointError(
-            path,
-            "decoder",
-            f"must be ByteLevel or made of Replace, ByteFallback, Fuse, Strip and Metaspace, not {kinds or None}",
-        )
+        message = f"must be ByteLevel or made of Replace, ByteFallback, Fuse, Strip and Metaspace, not {kinds or None}"
+        raise CheckpointError(path, "decoder", message)
     replacements: list[tuple[str, str]] = []
     strips = False
     for step in steps:

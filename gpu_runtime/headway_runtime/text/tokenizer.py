@@ -72,9 +72,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True, field: str = "prompt") -> list[int]:
         """Ids of raw text; with `add_special` as the checkpoint frames it. Raises RequestError, which names `field`."""
         if GUARD in text:
-            raise RequestError(
-                f"holds U+{ord(GUARD):04X}, a noncharacter that Unicode reserves for internal use", field
-            )
+            message = f"holds U+{ord(GUARD):04X}, a noncharacter that Unicode reserves for internal use"
+            raise RequestError(message, field)
         ids = self._encode(text, field)
         if not add_special:
             return ids
@@ -89,16 +88,14 @@ class Tokenizer:
         try:
             raw = text.encode()
         except UnicodeEncodeError as error:
-            raise RequestError(
-                f"holds a lone surrogate (U+{ord(text[error.start]):04X}), which is not text", field
-            ) from None
+            message = f"holds a lone surrogate (U+{ord(text[error.start]):04X}), which is not text"
+            raise RequestError(message, field) from None
         if self._bytes.unwritable:
             lost = sorted(set(raw.translate(None, self._writable)))
             if lost:
                 shown = ", ".join(f"0x{byte:02X}" for byte in lost)
-                raise RequestError(
-                    f"cannot be written in this model's vocabulary, which has no token for the byte {shown}", field
-                )
+                message = f"cannot be written in this model's vocabulary, which has no token for the byte {shown}"
+                raise RequestError(message, field)
         # A batch of one: unlike `encode` it lets other threads run meanwhile, a second for a text of a megabyte.
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
@@ -108,15 +105,13 @@ class Tokenizer:
         return self._bytes.table[token] if 0 <= token < len(self._bytes.table) else b""
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, at_start: bool = False) -> str:
-        """The text of ids; what is not UTF-8 becomes U+FFFD. `at_start`: they begin a text instead of going on with
-        one."""
+        """The text of ids; what is not UTF-8 becomes U+FFFD. `at_start`: the ids begin a text, not go on with one."""
         kept = (token for token in ids if not (skip_special and token in self.special_ids))
         text = b"".join(self.token_bytes(token) for token in kept).decode(errors="replace")
         return text[1:] if at_start and self.strips_leading_space and text.startswith(" ") else text
 
     def _prefix_and_suffix(self, source: TokenizerSource, vocab: Mapping[str, int]) -> tuple[list[int], list[int]]:
-        """Special ids before and after raw text: what the post-processor puts there, unless the flags add_bos and
-        add_eos say otherwise."""
+        """Special ids before and after raw text: by the post-processor, unless add_bos and add_eos say otherwise."""
         plain, framed = (self._backend.encode("a", add_special_tokens=special).ids for special in (False, True))
         at = next((at for at in range(len(framed)) if framed[at : at + len(plain)] == plain), 0) if plain else 0
         before, after = framed[:at], framed[at + len(plain) :]
@@ -130,8 +125,7 @@ class Tokenizer:
 
 
 def _guarded(source: TokenizerSource) -> dict[str, Any]:
-    """The definition as it is run here: all specials marked, guards taken out once special tokens are found, nothing
-    truncated."""
+    """The definition to run: all specials marked, guards removed after special tokens are found, no truncation."""
     definition = dict(source.definition)
     added = [dict(entry) for entry in definition.get("added_tokens") or []]
     declared = {*source.named.values(), *source.more_specials}

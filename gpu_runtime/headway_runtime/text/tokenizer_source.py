@@ -38,8 +38,7 @@ class TokenizerSource:
 
 
 def read_folder(folder: Path) -> TokenizerSource:
-    """tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja of a model folder. Raises
-    CheckpointError."""
+    """The tokenizer and chat template of a model folder's JSON and Jinja files. Raises CheckpointError."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(str(path), "", "is missing from the checkpoint: only tokenizers in this form are read")
@@ -48,15 +47,11 @@ def read_folder(folder: Path) -> TokenizerSource:
     config = _read_object(config_path) if config_path.exists() else {}
     map_path = folder / "special_tokens_map.json"
     declared = {**(_read_object(map_path) if map_path.exists() else {}), **config}
-    named = {
-        name: text
-        for name in NAMED_SPECIALS
-        if (text := _token_text(declared.get(name), config_path, name)) is not None
-    }
-    more = [
-        *_token_list(declared.get("additional_special_tokens"), config_path, "additional_special_tokens"),
-        *_token_list(declared.get("extra_special_tokens"), config_path, "extra_special_tokens"),
-    ]
+    texts = {name: _token_text(declared.get(name), config_path, name) for name in NAMED_SPECIALS}
+    named = {name: text for name, text in texts.items() if text is not None}
+    more: list[str] = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        more += _token_list(declared.get(key), config_path, key)
     decoder = config.get("added_tokens_decoder") or {}
     if not isinstance(decoder, dict) or not all(isinstance(entry, dict) for entry in decoder.values()):
         raise CheckpointError(str(config_path), "added_tokens_decoder", "must map ids to token objects")

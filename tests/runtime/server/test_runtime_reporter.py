@@ -47,7 +47,7 @@ def report(reports, **changes):
 
 
 def test_what_the_engine_has_not_taken_in_yet_is_waiting_all_the_same():
-    coming = [Unconfirmed(4, 5, 1, 100), Unconfirmed(4, -1, 1, 50), Unconfirmed(5, -1, 1, 7)]
+    coming = [Unconfirmed(4, 5, 100), Unconfirmed(4, -1, 50), Unconfirmed(5, -1, 7)]
     made = report(RuntimeReporter("r", "p", "m"), unconfirmed=coming)
     assert (made.running, made.waiting) == (2, 4)
     assert made.classes == (ClassLoad(5, 2, 2, 400), ClassLoad(-1, 2, 0, 57))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,31 +76,6 @@ def test_without_a_template_chat_is_refused_with_the_remedy(folder: Callable[...
             Tokenizer.open(folder(chat_template=missing)).chat_template.render([user("x")])
 
 
-def test_content_may_be_text_null_or_text_parts() -> None:
-    shows = template("{{ messages[0].content }}")
-    assert shows.render([user("a")]) == "a"
-    assert shows.render([user(None)]) == "" == shows.render([{"role": "assistant"}])
-    assert shows.render([user([{"type": "text", "text": "a"}, {"type": "text", "text": "b", "extra": 1}])]) == "ab"
-    assert shows.render([user([])]) == ""
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ([{"type": "image_url", "image_url": {}}], "image_url"),
-        ([{"type": "text"}], "text"),
-        ([{"type": "text", "text": 5}], "text"),
-        (["a"], "type"),
-        (5, "int"),
-        ({"text": "a"}, "dict"),
-    ],
-)
-def test_other_content_is_refused_by_name_and_place(content: object, words: str) -> None:
-    with pytest.raises(RequestError, match=words) as caught:
-        template("{{ messages[1].content }}").render([user("a"), user(content)])
-    assert caught.value.field.startswith("messages[1].content")
-
-
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -127,12 +102,6 @@ def test_a_message_nested_too_deeply_is_refused() -> None:
         deep = [deep]
     with pytest.raises(RequestError, match="deep"):
         template("{{ messages[0].content }}").render([{"role": "user", "content": "a", "tool_calls": deep}])
-
-
-def test_variables_reach_the_template_but_override_nothing() -> None:
-    shows = template("{{ enable_thinking }} {{ bos_token }} {{ messages[0].content }}")
-    variables: Mapping[str, object] = {"enable_thinking": False, "bos_token": "evil", "messages": []}
-    assert shows.render([user("a")], variables=variables) == "False <s> a"
 
 
 def test_the_current_date_is_there() -> None:

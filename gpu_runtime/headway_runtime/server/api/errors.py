@@ -1,5 +1,4 @@
-"""Errors as the OpenAI API spells them: ``{"error": {message, type, param, code}}`` with the status that SDKs
-understand."""
+"""Errors as the OpenAI API spells them, ``{"error": {message, type, param, code}}``, with the status SDKs expect."""
 
 from __future__ import annotations
 
@@ -61,22 +60,14 @@ def not_http(reason: str) -> ApiError:
 
 def head_too_large(limit: int) -> ApiError:
     """431 for a head, or trailers, without end."""
-    return ApiError(
-        431,
-        f"the headers exceed the limit of {limit} bytes: send fewer or shorter ones",
-        code="headers_too_large",
-        close=True,
-    )
+    message = f"the headers exceed the limit of {limit} bytes: send fewer or shorter ones"
+    return ApiError(431, message, code="headers_too_large", close=True)
 
 
 def unknown_model(model: str, served: str) -> ApiError:
     """404: the client asks for another model than the one served."""
-    return ApiError(
-        404,
-        f"the model {model[:200]!r} is not served here; this server has {served!r}",
-        param="model",
-        code="model_not_found",
-    )
+    message = f"the model {model[:200]!r} is not served here; this server has {served!r}"
+    return ApiError(404, message, param="model", code="model_not_found")
 
 
 def too_large(limit: int) -> ApiError:
@@ -89,27 +80,19 @@ def slow_body(seconds: float) -> ApiError:
     return ApiError(408, f"the body did not arrive within {seconds:g} seconds", code="body_timeout", close=True)
 
 
+def _unavailable(message: str, code: str, retry_after: bytes, *, close: bool) -> ApiError:
+    kind, headers = "service_unavailable_error", ((b"retry-after", retry_after),)
+    return ApiError(503, f"{message}; try again", kind=kind, code=code, headers=headers, close=close)
+
+
 def draining() -> ApiError:
     """503: this replica finishes what it has and takes nothing new."""
-    return ApiError(
-        503,
-        "this replica is shutting down and takes no new requests; try again",
-        kind="service_unavailable_error",
-        code="draining",
-        headers=((b"retry-after", b"1"),),
-        close=True,
-    )
+    return _unavailable("this replica is shutting down and takes no new requests", "draining", b"1", close=True)
 
 
 def not_ready() -> ApiError:
     """503: the engine is not up (yet, or any more)."""
-    return ApiError(
-        503,
-        "the engine is not running; try again",
-        kind="service_unavailable_error",
-        code="engine_unavailable",
-        headers=((b"retry-after", b"2"),),
-    )
+    return _unavailable("the engine is not running", "engine_unavailable", b"2", close=False)
 
 
 def engine_died() -> ApiError:
@@ -121,14 +104,7 @@ def engine_died() -> ApiError:
 
 def drain_timed_out() -> ApiError:
     """503: the drain budget ran out before the request was finished."""
-    return ApiError(
-        503,
-        "this replica shut down before the request was finished; try again",
-        kind="service_unavailable_error",
-        code="draining",
-        headers=((b"retry-after", b"1"),),
-        close=True,
-    )
+    return _unavailable("this replica shut down before the request was finished", "draining", b"1", close=True)
 
 
 def timed_out(seconds: float) -> ApiError:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from headway_core.errors import RequestError
 from headway_core.json_document import check_text
 
-_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    str: "a string",
-    list: "a list",
-    dict: "an object",
-}
+_WORDS = {bool: "true or false", int: "a whole number", str: "a string", list: "a list", dict: "an object"}
+_T = TypeVar("_T")
 
 
 class Fields:
@@ -44,7 +39,7 @@ class Fields:
 
     def whole(self, name: str, low: int, high: int | None = None) -> int | None:
         """A whole number within bounds; 1.0 and true are none. Raises RequestError."""
-        value: int | None = self._typed(name, int)
+        value = self._typed(name, int)
         if value is not None and (value < low or (high is not None and value > high)):
             rule = f"at least {low}" if high is None else f"from {low} to {high}"
             raise RequestError(f"must be {rule}, not {shown(value)}", self.at(name))
@@ -52,19 +47,17 @@ class Fields:
 
     def items(self, name: str) -> list[Any] | None:
         """A list. Raises RequestError."""
-        value: list[Any] | None = self._typed(name, list)
-        return value
+        return self._typed(name, list)
 
     def members(self, name: str) -> dict[str, Any] | None:
         """An object. Raises RequestError."""
-        value: dict[str, Any] | None = self._typed(name, dict)
-        return value
+        return self._typed(name, dict)
 
-    def _typed(self, name: str, kind: type) -> Any:
+    def _typed(self, name: str, kind: type[_T]) -> _T | None:
         value = self._data.get(name)
-        if value is not None and type(value) is not kind:
-            raise RequestError(f"must be {_WORDS[kind]}, not {shown(value)}", self.at(name), "invalid_type")
-        return value
+        if value is None or type(value) is kind:
+            return value
+        raise RequestError(f"must be {_WORDS[kind]}, not {shown(value)}", self.at(name), "invalid_type")
 
 
 def shown(value: object) -> str:

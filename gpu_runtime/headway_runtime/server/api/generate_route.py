@@ -1,9 +1,7 @@
-"""The two generating routes, as raw ASGI: read, validate, hand to the replica, respond whole or as a stream, notice
-when the client disconnects.
+"""The two generating routes: read, validate, hand to the replica, respond whole or as a stream, notice a disconnect.
 
-Raw, because a framework's request objects and middleware hide the disconnect: here one task per request waits for
-nothing else. A stream's status goes out with its first content, so a request that fails before its first content gets
-the same status with streaming as without.
+Raw ASGI, because a framework's request objects and middleware hide the disconnect: here one task per request waits for
+it. A stream's status goes out with its first content, so an earlier failure gets the same status as without streaming.
 """
 
 from __future__ import annotations
@@ -87,9 +85,7 @@ class GenerateRoute:
             del body  # Megabytes, perhaps, for as long as the response takes.
             disconnect.add_done_callback(generation.disconnect_unless_cancelled)
             encoder = self._encoder(
-                replica.model_name,
-                logprobs=request.params.logprobs is not None,
-                include_usage=request.include_usage,
+                replica.model_name, logprobs=request.params.logprobs is not None, include_usage=request.include_usage
             )
             if request.stream:
                 await _stream(writer, generation, encoder, headers, settings.quiet_stream_seconds)
@@ -105,20 +101,17 @@ class GenerateRoute:
     async def _accept(
         self, body: bytes, headers: RequestHeaders, arrival: float, disconnect: asyncio.Task[None]
     ) -> tuple[GenerationRequest, Generation]:
-        """Parses the body and hands the request to the replica.
+        """Parses the body and hands the request to the replica. Raises ApiError, ClientDisconnected, RequestError.
 
-        Large bodies wait for each other; a large body is not parsed any more once its client has disconnected. Raises
-        ApiError, ClientDisconnected, RequestError.
+        Large bodies wait for each other; a large body is not parsed any more once its client has disconnected.
         """
         if len(body) < LARGE_BYTES:
             request = self._parse_body(body)
             return request, await self._replica.accept(request, headers, arrival, large=False)
-        request = await _unless_disconnected(
-            disconnect, self._replica.run_in_thread(self._parse_body, body, large=True)
-        )
-        return request, await _unless_disconnected(
-            disconnect, self._replica.accept(request, headers, arrival, large=True)
-        )
+        parsing = self._replica.run_in_thread(self._parse_body, body, large=True)
+        request = await _unless_disconnected(disconnect, parsing)
+        accepting = self._replica.accept(request, headers, arrival, large=True)
+        return request, await _unless_disconnected(disconnect, accepting)
 
     def _parse_body(self, body: bytes) -> GenerationRequest:
         return self._parse(parse_object(body))
@@ -174,12 +167,8 @@ class ResponseWriter:
         if self.started:
             await self.write(self.trailer + b"data: " + body + b"\n\n", more=False)
             return
-        await self.start(
-            error.status,
-            b"application/json",
-            [(b"content-length", b"%d" % len(body)), *error.headers],
-            close=error.close,
-        )
+        headers = [(b"content-length", b"%d" % len(body)), *error.headers]
+        await self.start(error.status, b"application/json", headers, close=error.close)
         if error.close:
             await self.write(body, more=True)
             await linger(self._receive)
@@ -218,11 +207,8 @@ async def _stream(
         chunks = _chunks(generation, encoder, opened)
         done = generation.done
         if done:
-            chunks += [
-                encoder.usage_chunk(generation.usage),
-                _usage_comment(generation) if headers.want_usage else b"",
-                b"data: [DONE]\n\n",
-            ]
+            comment = _usage_comment(generation) if headers.want_usage else b""
+            chunks += [encoder.usage_chunk(generation.usage), comment, b"data: [DONE]\n\n"]
         elif not chunks:
             if await _changed_within(generation, quiet_seconds):
                 continue
@@ -231,9 +217,8 @@ async def _stream(
             chunks = [opening or encoder.empty_chunk(first)]
             opened.add(first)
         if not writer.started:
-            await writer.start(
-                200, b"text/event-stream; charset=utf-8", [*_STREAM_HEADERS, *_token_headers(generation)]
-            )
+            extra = [*_STREAM_HEADERS, *_token_headers(generation)]
+            await writer.start(200, b"text/event-stream; charset=utf-8", extra)
         await writer.write(b"".join(chunks), more=not done)
 
 

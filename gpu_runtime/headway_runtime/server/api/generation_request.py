@@ -30,6 +30,21 @@ DEFAULT_COMPLETION_TOKENS = 16
 _MISSING = "missing_required_parameter"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+)
+"""Members whose names and values are those of `SamplingParams`."""
+
 Prompt = str | tuple[int, ...]
 
 
@@ -120,13 +135,8 @@ def _prompts(value: object) -> tuple[Prompt, ...]:
             return tuple(check_text(item, f"prompt[{at}]") for at, item in enumerate(value))
         if all(isinstance(item, list) for item in value):
             return tuple(_token_ids(item, f"prompt[{at}]") for at, item in enumerate(value))
-    what = (
-        "an empty list"
-        if value == []
-        else "a list of mixed or other kinds"
-        if isinstance(value, list)
-        else shown(value)
-    )
+    kind = "an empty list" if value == [] else "a list of mixed or other kinds"
+    what = kind if isinstance(value, list) else shown(value)
     code = "invalid_value" if value == [] else "invalid_type"
     raise RequestError(
         f"must be a string, a list of strings, a list of token ids or a list of such lists, not {what}", "prompt", code
@@ -165,11 +175,9 @@ def _message(item: object, path: str) -> dict[str, Any]:
         raise RequestError("is required", f"{path}.content", _MISSING)
     # Only what templates know goes on; a developer message is what templates call system.
     message: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content or ""}
-    name = fields.text("name")
-    if name is not None:
+    if (name := fields.text("name")) is not None:
         message["name"] = name
-    calls = fields.items("tool_calls")
-    if calls:
+    if calls := fields.items("tool_calls"):
         message["tool_calls"] = calls
     return message
 
@@ -188,11 +196,8 @@ def _content(value: object, path: str) -> str | None:
         if not isinstance(item, dict):
             raise RequestError(f"must be an object, not {shown(item)}", where, "invalid_type")
         if item.get("type") != "text":
-            raise RequestError(
-                f"only parts of type text are supported, not {shown(item.get('type'))}",
-                f"{where}.type",
-                "unsupported_value",
-            )
+            message = f"only parts of type text are supported, not {shown(item.get('type'))}"
+            raise RequestError(message, f"{where}.type", "unsupported_value")
         text = Fields(item, f"{where}.").text("text")
         if text is None:
             raise RequestError("is required", f"{where}.text", _MISSING)
@@ -256,10 +261,8 @@ def _stops(value: object) -> tuple[str, ...]:
 def _chat_max_tokens(fields: Fields) -> int | None:
     old, new = fields.whole("max_tokens", 1), fields.whole("max_completion_tokens", 1)
     if old is not None and new is not None and old != new:
-        raise RequestError(
-            f"max_completion_tokens and max_tokens mean the same and differ: {new} and {old}; send one",
-            "max_completion_tokens",
-        )
+        message = f"max_completion_tokens and max_tokens mean the same and differ: {new} and {old}; send one"
+        raise RequestError(message, "max_completion_tokens")
     return new if new is not None else old
 
 
@@ -272,30 +275,11 @@ def _chat_logprobs(fields: Fields) -> int | None:
 
 
 def _sampling(fields: Fields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    given: dict[str, Any] = {
-        name: value
-        for name in (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "seed",
-            "stop_token_ids",
-            "ignore_eos",
-            "min_tokens",
-        )
-        if (value := fields.get(name)) is not None
-    }
+    given: dict[str, Any] = {name: value for name in _SAMPLING if (value := fields.get(name)) is not None}
     for name, value in given.items():
         if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
             raise RequestError(f"is out of range: {shown(value)}", name)
     bias = fields.get("logit_bias")
     return SamplingParams(
-        **given,
-        logit_bias=() if bias is None else parse_logit_bias(bias),
-        max_tokens=max_tokens,
-        logprobs=logprobs,
+        **given, logit_bias=() if bias is None else parse_logit_bias(bias), max_tokens=max_tokens, logprobs=logprobs
     )

@@ -1,5 +1,4 @@
-"""What `/docs` and `/openapi.json` say about the two generating routes, which are raw ASGI and so describe themselves
-nowhere else."""
+"""What `/docs` and `/openapi.json` say about the two generating routes: raw ASGI, they do not describe themselves."""
 
 from __future__ import annotations
 

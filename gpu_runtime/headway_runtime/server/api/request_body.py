@@ -17,10 +17,7 @@ class ClientDisconnected(Exception):
 
 
 async def read_body(receive: Receive, declared: int | None, limit: int, seconds: float) -> bytes:
-    """The whole body.
-
-    A body whose Content-Length (`declared`) exceeds `limit` is refused before it is read: a client that waits for
-    ``100 Continue`` then never sends it.
+    """The whole body. A declared length over `limit` is refused unread: a client awaiting ``100 Continue`` sends none.
 
     Raises:
         ApiError: 413 past `limit` bytes, 408 past `seconds`.

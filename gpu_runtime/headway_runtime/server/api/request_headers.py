@@ -21,19 +21,15 @@ _DISPATCH = re.compile(rb"([A-Za-z0-9._-]{1,128}):([0-9]{1,15})")
 class RequestHeaders:
     """The headers that the runtime reads; it ignores all others."""
 
-    request_id: str
-    """The client's when it is short and plain, else a new one. For tracing, never a key."""
     priority: int = 0
     class_name: str | None = None
     tenant: str | None = None
-    dispatch: tuple[str, int] | None = None
-    """(gateway boot id, number)."""
     want_usage: bool = False
     content_length: int | None = None
 
 
 def dispatch_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, int] | None:
-    """The dispatch number alone, also of a request that is rejected."""
+    """(gateway boot id, dispatch number), also of a request that is rejected; None without."""
     for name, value in headers:
         if name == header_names.DISPATCH.encode() and (match := _DISPATCH.fullmatch(value)):
             return match[1].decode(), int(match[2])
@@ -46,25 +42,18 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
     for name, value in headers:
         first.setdefault(name, value)
     return RequestHeaders(
-        request_id=_request_id(first.get(header_names.REQUEST_ID.encode())),
         priority=_priority(first.get(header_names.PRIORITY.encode())),
         class_name=_text(first.get(header_names.CLASS.encode())),
         tenant=_text(first.get(header_names.TENANT.encode())),
-        dispatch=dispatch_of(first.items()),
         want_usage=header_names.WANT_USAGE.encode() in first,
         content_length=_content_length(first.get(b"content-length")),
     )
 
 
 def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The request id alone, for responses to rejected requests."""
-    return _request_id(next((value for name, value in headers if name == header_names.REQUEST_ID.encode()), None))
-
-
-def _request_id(value: bytes | None) -> str:
-    if value is not None and header_names.REQUEST_ID_PATTERN.fullmatch(value):
-        return value.decode("ascii")
-    return uuid.uuid4().hex
+    """The client's request id when it is short and plain, else a new one. For tracing, never a key."""
+    value = next((value for name, value in headers if name == header_names.REQUEST_ID.encode()), b"")
+    return value.decode("ascii") if header_names.REQUEST_ID_PATTERN.fullmatch(value) else uuid.uuid4().hex
 
 
 def _priority(value: bytes | None) -> int:

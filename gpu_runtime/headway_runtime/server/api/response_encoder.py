@@ -1,5 +1,4 @@
-"""Responses of the two generating endpoints as bytes: the envelope, usage, and the choices as each endpoint writes
-them.
+"""Responses of the two generating endpoints as bytes: envelope, usage, and the choices as each endpoint has them.
 
 Two forms of one response: a JSON object with all choices, or server-sent events, each of which holds one `chunk`.
 """
