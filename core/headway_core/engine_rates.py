@@ -1,8 +1,7 @@
 """Rates of an engine, measured from its own iterations: what Little's law is applied to.
 
-A rate is a capacity only when something else was not the limit: prefill is counted in iterations whose prefill budget
-was filled, and completions while the slots were busy. Otherwise a quiet hour would look like a slow engine. What was
-never measured is None, not 0.
+A rate is a capacity only when nothing else was the limit: prefill counts in iterations with a filled prefill budget,
+completions while the slots were busy. Otherwise a quiet hour looks like a slow engine. Never measured is None, not 0.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ class RateWindow:
         self._forget(now)
 
     def rate(self, now: float) -> float | None:
-        """Per second; None when there is too little to tell, or nothing came about at all (that bounds a rate, it does
-        not measure it)."""
+        """Per second; None with too little to tell, or when nothing came about (a bound on the rate, no measure)."""
         self._forget(now)
         if len(self._entries) < self._least or self._amount <= 0 or self._seconds <= 0:
             return None
@@ -71,8 +69,7 @@ class EngineRates:
     ) -> None:
         """An iteration ended at `now`, `seconds` after the one before it (or after it began, if the engine was idle).
 
-        `load` is the load while it ran, taken before `Scheduler.complete`; `finished` and `released_blocks` are what
-        completing it brought.
+        `load` was taken while it ran, before `Scheduler.complete`, which brought `finished` and `released_blocks`.
         """
         self._iteration = (
             seconds if self._iteration is None else self._iteration + _SMOOTHING * (seconds - self._iteration)
@@ -84,8 +81,7 @@ class EngineRates:
         self._releases.add(released_blocks, seconds, now)
 
     def prefill(self, now: float) -> float | None:
-        """C: prefill tokens per second of iterations that carried as much as they were allowed, decodes included in
-        their time."""
+        """C: prefill tokens per second of iterations that carried all they were allowed, decodes' time included."""
         return self._prefill.rate(now)
 
     def completions(self, now: float) -> float | None:

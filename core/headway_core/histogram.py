@@ -1,5 +1,4 @@
-"""Log-bucketed histograms: a quantile is never off by more than the growth of one bucket, whatever the range of the
-values."""
+"""Log-bucketed histograms: a quantile is off by at most the growth of one bucket, whatever the range of values."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ SMALLEST = 1e-4
 
 
 def bucket(value: float) -> int:
-    """The bucket of `value` in seconds: 0 up to `SMALLEST`, else i with SMALLEST·GROWTH^(i-1) < value ≤
-    SMALLEST·GROWTH^i."""
+    """Bucket of `value` seconds: 0 up to `SMALLEST`, else i with SMALLEST·GROWTH^(i-1) < value ≤ SMALLEST·GROWTH^i."""
     if value <= SMALLEST:
         return 0
     return math.ceil(math.log(value / SMALLEST) / math.log(GROWTH) - 1e-9)
@@ -46,8 +44,7 @@ class LogHistogram:
         return sum(self.counts.values())
 
     def quantile(self, q: float) -> float | None:
-        """The value at quantile `q` in (0, 1], within half a bucket; None when nothing was observed: unknown is not
-        zero."""
+        """The value at quantile `q` in (0, 1], within half a bucket; None (unknown, not 0) without observations."""
         total = self.total
         if total == 0:
             return None

@@ -1,5 +1,4 @@
-"""A request body as a JSON object, strictly: what json.loads lets pass and another parser would read differently is
-refused."""
+"""A request body as a JSON object, strictly: refuses what json.loads passes and another parser reads differently."""
 
 from __future__ import annotations
 
@@ -12,16 +11,13 @@ from typing import Any
 from headway_core.errors import RequestError
 
 LARGE_BYTES = 256 * 1024
-"""Bodies from this size on belong in a worker thread: the densest smaller one takes some milliseconds, each MiB more
-some tenths of a second."""
+"""From here on a worker thread reads: the densest smaller body takes some ms, each MiB more some tenths of a second."""
 MAX_CONTAINERS = 100_000
-"""Lists and objects in a large body; a smaller one holds fewer. Each takes 20 times the bytes that it may have in a
-body."""
+"""Lists and objects in a large body; a smaller one holds fewer. Each takes up to 20 times its bytes in the body."""
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The body as a dictionary. Raises RequestError (400) for anything that is not one well-formed JSON object in
-    UTF-8.
+    """The body as a dictionary. Raises RequestError (400) for anything but one well-formed JSON object in UTF-8.
 
     Duplicate keys, NaN and Infinity, numbers beyond a double, a byte order mark, text after the object, nesting deeper
     than the interpreter's limit and more than `MAX_CONTAINERS` lists and objects are all refused.
@@ -62,8 +58,7 @@ class _Decoder(json.JSONDecoder):
 
 
 class _PatientDecoder(_Decoder):
-    """Lets other threads run meanwhile: the standard library's scanner in C holds the interpreter until it has read
-    everything.
+    """Lets other threads run meanwhile: the standard library's C scanner holds the interpreter to the end.
 
     Strings, which make most bodies large, are scanned in C all the same.
     """

@@ -1,7 +1,6 @@
 """How long an iteration takes: the step-time model that gateway, runtime, operator and simulator all predict from.
 
-A line is the wrong shape, because a matrix product costs ``max(reading the weights, rate · rows)``. So the features of
-an iteration are
+A line is the wrong shape: a matrix product costs ``max(reading the weights, rate · rows)``. So the features are
 
     1,  min(m, knee),  max(0, m - knee),  context tokens,  prefill pairs,  sampled rows
 
@@ -31,8 +30,7 @@ PRIOR = 100.0
 MEMORY = 1000.0
 """Iterations after which an observation counts 1/e of a new one."""
 DRIFT = 64
-"""Iterations that the drift is taken from: half of them show a change, and chance moves their median by a sixth of the
-noise of one."""
+"""Iterations of the drift: half of them show a change; chance moves their median by a sixth of one's noise."""
 CLIP = 3.0
 """What an iteration says is clipped at so many median absolute deviations from the drift."""
 
@@ -90,8 +88,8 @@ class StepTimeModel:
     def calibrate(self, measured: Iterable[tuple[IterationShape, float]]) -> None:
         """Learns from shapes that were run alone, in the order in which they ran: (shape, seconds).
 
-        Of a shape that ran more than once the first time is left out and the median of the others counts. The knee is
-        the row count that leaves the least error.
+        A shape's time is the median of its runs after the first, if there are any. The knee leaves the least error.
+        Raises ValueError when nothing was measured, or a time is not positive.
 
         Raises:
             ValueError: nothing was measured, or a time is not positive.
@@ -149,8 +147,7 @@ class StepTimeModel:
     def largest_prefill(
         self, limit_seconds: float, decode_rows: int, context_tokens: int, *, start: int = 0, at_most: int = 1 << 20
     ) -> int | None:
-        """Most prefill tokens, following `start` computed ones of their sequence, with t ≤ limit beside these decodes;
-        at most `at_most`.
+        """Most prefill tokens ≤ `at_most` that follow `start` computed ones, with t ≤ limit beside these decodes.
 
         0 when even the decodes alone take longer; None before there is anything to predict from.
         """
@@ -179,8 +176,7 @@ class StepTimeModel:
 
     @property
     def relative_error(self) -> float | None:
-        """Median |predicted - actual| / actual of recent iterations, predicted before they ran; None before the
-        first."""
+        """Median |predicted - actual| / actual of recent iterations, predicted before they ran; None without any."""
         return median(self._errors) if self._errors else None
 
     def report(self) -> StepTimeReport | None:
@@ -223,8 +219,7 @@ class StepTimeModel:
 def calibration_shapes(
     *, max_num_seqs: int, prefill_token_budget: int, max_model_len: int, pool_tokens: int
 ) -> tuple[IterationShape, ...]:
-    """The shapes to run at start, in this order and each at least twice: decodes, prefill and both together, at short
-    and long context.
+    """The shapes to run at start, in order, each at least twice: decodes, prefill and both, at short and long context.
 
     A shape stands for: one prefill chunk of p = `prefill_tokens`, that follows ``pairs / p - p / 2`` computed tokens of
     its sequence and samples; and n = `decode_rows` decodes that hold ``context_tokens / n`` tokens each. All fit in

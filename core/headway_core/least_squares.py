@@ -11,8 +11,7 @@ _SINGULAR = 1e-9
 
 
 def nonnegative_least_squares(gram: Sequence[Sequence[float]], moment: Sequence[float]) -> list[float]:
-    """The b ≥ 0 that minimises bᵀ·gram·b / 2 - momentᵀ·b, for gram = Σ x·xᵀ and moment = Σ x·y of the observations (x,
-    y).
+    """The b ≥ 0 that minimises bᵀ·gram·b / 2 - momentᵀ·b; gram = Σ x·xᵀ, moment = Σ x·y of observations (x, y).
 
     The minimum is where the coefficients of some set of features solve their normal equations, are not negative, and
     the gradient of every other feature is not negative either (Karush, Kuhn, Tucker). With n features there are 2^n

@@ -32,15 +32,13 @@ class CustomerStream:
 
 
 def little_number(rate: float, seconds: float) -> float:
-    """L = λ·W: how many are inside on average (Little, Operations Research 9, 1961). It holds for any system in a
-    steady state."""
+    """L = λ·W: how many are inside on average, in any steady state (Little, Operations Research 9, 1961)."""
     _not_negative(rate=rate, seconds=seconds)
     return rate * seconds
 
 
 def little_wait(number: float, rate: float) -> float:
-    """W = L / λ: how long each is inside on average. Infinite when some are inside and nobody leaves; 0 when nobody
-    is."""
+    """W = L / λ: how long each is inside on average. Infinite when some are inside and nobody leaves; 0 if none are."""
     _not_negative(number=number, rate=rate)
     if number == 0:
         return 0.0
@@ -48,11 +46,9 @@ def little_wait(number: float, rate: float) -> float:
 
 
 def kingman_wait(rate: float, mean: float, arrival_cv: float, service_cv: float) -> float:
-    """Approximate mean wait in a G/G/1 queue: ρ/(1-ρ) · (c_a² + c_s²)/2 · E[S] (Kingman, Math. Proc. Cambridge 57,
-    1961).
+    """Approximate mean wait of G/G/1: ρ/(1-ρ) · (c_a² + c_s²)/2 · E[S] (Kingman, Math. Proc. Cambridge 57, 1961).
 
-    `arrival_cv`, `service_cv`: standard deviation over mean of the inter-arrival and the service time. Exact for M/G/1,
-    close at high ρ.
+    `arrival_cv` and `service_cv`: σ / mean of inter-arrival and service times. Exact for M/G/1, close at high ρ.
     """
     _not_negative(rate=rate, mean=mean, arrival_cv=arrival_cv, service_cv=service_cv)
     rho = rate * mean
@@ -60,8 +56,7 @@ def kingman_wait(rate: float, mean: float, arrival_cv: float, service_cv: float)
 
 
 def kingman_bound(rate: float, mean: float, arrival_cv: float, service_cv: float) -> float:
-    """Upper bound on the mean wait in any G/G/1 queue: λ·(σ_a² + σ_s²) / (2·(1-ρ)) (Kingman, J. Royal Stat. Soc. B 24,
-    1962)."""
+    """Upper bound of G/G/1's mean wait: λ·(σ_a² + σ_s²) / (2·(1-ρ)) (Kingman, J. Royal Stat. Soc. B 24, 1962)."""
     _not_negative(rate=rate, mean=mean, arrival_cv=arrival_cv, service_cv=service_cv)
     rho = rate * mean
     if rate == 0:

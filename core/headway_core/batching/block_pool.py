@@ -53,8 +53,7 @@ class BlockPool:
         return self.freed_by(())
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
-        """The published blocks of the longest run of `digests` from the first. Changes nothing: `hold` them before the
-        next `allocate`."""
+        """Published blocks of the longest run of `digests` from the first. Changes nothing: `hold` them first."""
         found: list[int] = []
         for digest in digests:
             block = self._published.get(digest)
@@ -94,8 +93,7 @@ class BlockPool:
         return taken
 
     def publish(self, block: int, digest: bytes) -> None:
-        """Makes a held block that is full and computed findable. When its content is known already, the block known
-        first stays."""
+        """Makes a full, computed, held block findable. Where its content is known already, the first block stays."""
         if not self._references[block]:
             raise ValueError(f"block {block} is held by nobody: it cannot be published")
         if self._digest[block] is None and digest not in self._published:
@@ -103,11 +101,9 @@ class BlockPool:
             self._digest[block] = digest
 
     def release(self, blocks: Sequence[int], after: int | None = None) -> None:
-        """Gives back one reference on each block, at once, or when plan `after` is complete: until then it
-        may still be read or written.
+        """Gives back one reference on each block: at once, or once plan `after`, which may still touch it, is complete.
 
-        `blocks` is a block table from its beginning: its end is the first to be forgotten, since it is of no use
-        without the beginning.
+        `blocks` is a block table from its beginning. Its end is forgotten first: it is useless without the beginning.
         """
         if after is not None and after > self._completed:
             self._leaving.setdefault(after, []).extend(reversed(blocks))

@@ -32,8 +32,7 @@ class TokenDeadlines:
     def tightest(self, fastest: float, now: float) -> float | None:
         """The smallest target, seconds, that somebody can still keep; None when there is none.
 
-        `fastest`: seconds that an iteration takes at least. Those past recovery are dropped on the way, so
-        each is visited in vain once.
+        `fastest`: least seconds of an iteration. Drops those past recovery on the way, so each is visited in vain once.
         """
         for target in sorted(self._by_target):
             for seq in list(self._by_target[target].values()):
@@ -44,7 +43,6 @@ class TokenDeadlines:
 
 
 def last_deadline(seq: Sequence, target: float, now: float) -> float:
-    """When its last token is due: first token + (most tokens it can generate - 1)·TPOT. Before its first token, as if
-    that came now."""
+    """When its last token is due: first token (or now, before it came) + (most tokens it can generate - 1)·TPOT."""
     first = now if seq.first_token_at is None else seq.first_token_at
     return first + (seq.num_outputs + seq.remaining_outputs - 1) * target

@@ -19,9 +19,8 @@ DIGEST_BYTES = 16
 def extend_digests(digests: list[bytes], token_ids: Sequence[int], block_size: int, salt: bytes = b"") -> None:
     """Appends the digests of the full blocks of `token_ids` that `digests` does not have yet.
 
-    `token_ids` are all tokens known so far, prompt first; what `digests` names already is not hashed again, so
-    extending a sequence by a token costs nothing until a block is full. A numpy array of integers will do: it is sliced
-    block by block.
+    `token_ids` are all tokens known so far, prompt first, as a list or an integer array. What `digests` names already
+    is not hashed again: extending a sequence by a token costs nothing until a block is full.
 
     Raises:
         struct.error: a token id is no int32.

@@ -1,8 +1,6 @@
-"""Sequences that share one prompt (a request for several answers): one leads, the others start when its prompt can be
-reused.
+"""Sequences of one prompt (a request for several answers): one leads, the others wait until its prompt can be reused.
 
-Without this all of them would compute the prompt at the same time, since blocks can only be hit once they are full and
-published.
+Otherwise all would compute the prompt at the same time: only blocks that are full and published can be hit.
 """
 
 from __future__ import annotations
@@ -11,8 +9,7 @@ from headway_core.batching.sequence import Sequence
 
 
 class Groups:
-    """Followers are held back here until their leader's prompt is published, or their leader is gone and one of them
-    leads."""
+    """Holds followers back until their leader's prompt is published, or their leader is gone and one of them leads."""
 
     def __init__(self) -> None:
         self._leaders: dict[int, int] = {}
@@ -31,8 +28,7 @@ class Groups:
         return True
 
     def published(self, seq: Sequence) -> list[Sequence]:
-        """The prompt of `seq` is published: those that waited for it, in the order in which they came. Later ones are
-        not held back."""
+        """The prompt of `seq` is published: those that waited for it, in arrival order. Later ones do not wait."""
         if seq.group is None or self._leaders.get(seq.group) != seq.seq_id:
             return []
         del self._leaders[seq.group]

@@ -71,8 +71,7 @@ class IterationBuilder:
             self._stable_for = max(0, min(least_left - 2, least_slack - 1 + blocks_each * block_size))
 
     def _free_a_block_for(self, seq: Sequence) -> bool:
-        """Whether a block is available for this decode, after evictions if need be. False: it is not in this iteration,
-        or was evicted."""
+        """Whether this decode gets a block, perhaps by evictions. False: it is evicted, or not in this iteration."""
         pool = self._state.pool
         while not pool.available:
             if pool.coming:
@@ -183,8 +182,7 @@ class IterationBuilder:
     # ------------------------------------------------------------ evictions
 
     def _evict_for(self, seq: Sequence, short: int, hits: list[int], lacks_slot: bool) -> int:
-        """Evicts lower classes until `seq` has a slot and the `short` blocks that it lacks; nobody if that cannot be.
-        Returns how many."""
+        """Evicts lower classes until `seq` has a slot and the `short` blocks it lacks, or nobody; returns how many."""
         pool, kept = self._state.pool, frozenset(hits)
 
         def enough(victims: Listing[Sequence]) -> bool:

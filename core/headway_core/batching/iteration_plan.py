@@ -1,8 +1,6 @@
-"""What the scheduler asks of an executor, and what it gets back. Integers only: a plan can be sent to other
-processes as it is.
+"""What the scheduler asks of an executor and gets back: integers only, so a plan can be sent to other processes.
 
-`PlanItem`, `ItemResult` and `Event` are named tuples because every running sequence has one of each in every iteration,
-and a frozen dataclass takes three times as long to make.
+`PlanItem`, `ItemResult` and `Event`, made once a token, are named tuples: a frozen dataclass takes 3 times as long.
 """
 
 from __future__ import annotations
@@ -41,14 +39,12 @@ class PlanItem(NamedTuple):
     samples: bool
     """The last computed token's logits give a new token: only after the last known token of the sequence."""
     new_blocks: tuple[int, ...]
-    """Blocks appended to the slot's block table now. In the first item of an epoch: the whole table, shared prefix
-    blocks included."""
+    """Blocks appended to the slot's block table now: in an epoch's first item all of it, shared blocks included."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """One iteration. `freed_slots` held sequences that left since the last plan: free them first, since an item may use
-    one again."""
+    """One iteration. Free `freed_slots`, whose sequences left since the last plan, first: an item may use one again."""
 
     plan_id: int
     items: tuple[PlanItem, ...]
@@ -58,8 +54,7 @@ class IterationPlan:
     """How many further iterations would be the same pure decode, if nobody arrived, was cancelled or ended before
     max_tokens: lets a simulator jump with `Scheduler.fast_forward`."""
     prefill_budget: int = 0
-    """Prefill tokens that this iteration might have carried; 0 when it carries none. Filled means that prefill was what
-    limited."""
+    """Prefill tokens that this iteration may carry; 0 when it carries none. Filled means that prefill was the limit."""
 
 
 class ItemResult(NamedTuple):
@@ -72,8 +67,7 @@ class ItemResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """An executed plan: an `ItemResult` for each item with `samples`, and the seconds that it took (None when not
-    measured)."""
+    """An executed plan: an `ItemResult` for each item with `samples`, and the seconds it took (None: not measured)."""
 
     plan_id: int
     outcomes: tuple[ItemResult, ...]

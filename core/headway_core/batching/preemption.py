@@ -1,7 +1,6 @@
 """Who is evicted when blocks or slots run short. Pure choices; the scheduler carries them out.
 
-* The lowest class first; in it the one with the least sunk, that is the fewest tokens to compute again; then the
-  youngest.
+* The lowest class first; in it the least sunk, that is the fewest tokens to compute again; then the youngest.
 * Never a class above the one that asks, never the promoted one.
 * Never the oldest of the highest class that runs, so that somebody always gets to the end.
 * Never one that was preempted `SHIELDED_AFTER` times while another can be found.
@@ -21,14 +20,12 @@ PriorityOf = Callable[[Sequence], int]
 
 
 def oldest(running: Iterable[Sequence], priority_of: PriorityOf) -> Sequence:
-    """The one that must get to its end: the promoted one, or else the oldest of the highest class. `running` is not
-    empty."""
+    """The promoted one, else the oldest of the highest class: it must reach its end. `running` is not empty."""
     return min(running, key=lambda seq: (not seq.promoted, -priority_of(seq), seq.arrival, seq.seq_id))
 
 
 def victim_for_growth(asking: Sequence, running: Listing[Sequence], priority_of: PriorityOf) -> Sequence | None:
-    """Who gives way so that the running sequence `asking` gets its next block; it may be itself. None: nobody may be
-    evicted."""
+    """Who gives way so that the running `asking` gets its next block, perhaps itself; None: nobody may be evicted."""
     kept = oldest(running, priority_of)
     own = priority_of(asking)
     candidates = [
@@ -43,8 +40,7 @@ def victims_for_start(
     priority_of: PriorityOf,
     enough: Callable[[Listing[Sequence]], bool],
 ) -> list[Sequence]:
-    """The fewest needed of those that must give way before `asking` can start, in order of reluctance; empty when no
-    choice is enough."""
+    """The fewest that must give way before `asking` can start, in order of reluctance; empty if none are enough."""
     if not running:
         return []
     kept = oldest(running, priority_of)

@@ -1,14 +1,11 @@
 """Who is in the next iteration. The rules:
 
-1.  Every running decode is in every iteration; prefill gets what the budget leaves, in order: by default class,
-    preempted first, arrival, a partial prefill or a new one alike. A partial prefill that gets nothing is paused and
-    keeps its slot and blocks.
+1.  Every running decode is in every iteration. Prefill, partial or new alike, gets the prefill budget in order: by
+    default class, preempted first, arrival. A partial prefill that gets nothing is paused and keeps slot and blocks.
 2.  The prefill budget is the smaller of `prefill_token_budget` and what the policy says. At most `max_num_seqs` run.
-    Lowering the knobs ends nobody: above the new value nobody starts, except in exchange for a lower class, one for
-    one.
-3.  A sequence starts or resumes only with blocks for all its known tokens and the next one, and takes them at once. So
-    prefill never lacks blocks; only a decode that grows does. Whoever is first in order and does not fit holds up those
-    behind it.
+    Lowering the knobs ends nobody: above the new value one starts only in exchange for one of a lower class.
+3.  A sequence starts or resumes only with blocks for all its known tokens and the next one, and takes them at once:
+    prefill never lacks blocks, only a decode that grows does. The first in order that does not fit holds up the others.
 4.  A decode that lacks a block evicts (`headway_core.batching.preemption`): the lowest class, least sunk, perhaps
     itself; never the oldest. A waiting higher class evicts a lower one for a slot or for blocks. An evicted sequence
     computes its tokens again when it resumes.
@@ -103,8 +100,7 @@ class Scheduler:
         self.prefill_token_budget = knobs.prefill_token_budget
 
     def schedule(self, now: float) -> IterationPlan | None:
-        """The next iteration, or None when there is nothing to compute (or nothing before a plan in flight is
-        complete)."""
+        """The next iteration; None when there is nothing to compute, or nothing before a plan in flight is complete."""
         self._plan_id += 1
         self._stable_for = 0
         overdue = self._state.ageing.overdue(now)
@@ -121,8 +117,7 @@ class Scheduler:
         return plan
 
     def complete(self, result: IterationResult, now: float) -> tuple[Event, ...]:
-        """Takes the result of the oldest plan in flight; returns what has happened to sequences since the last call,
-        evictions included.
+        """Takes the result of the oldest plan in flight; returns the events since the last call, evictions included.
 
         Raises:
             ValueError: it is not the oldest plan in flight, or an item that sampled has no outcome. Nothing is changed
@@ -171,11 +166,9 @@ class Scheduler:
         return tuple(events)
 
     def fast_forward(self, iterations: int) -> None:
-        """Does as if the plan that was completed last had run so many times more and nobody had ended: a simulator's
-        jump.
+        """Does as if the last completed plan had run so many times more and nobody had ended: a simulator's jump.
 
-        No events are returned, and blocks that the sequences grew by are in no plan, so this is not for executors that
-        keep block tables.
+        Returns no events, and no plan holds the blocks that sequences grew by: not for executors with block tables.
 
         Raises:
             ValueError: more than what is left of the plan's `stable_for`, or something happened since then.

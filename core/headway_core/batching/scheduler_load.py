@@ -51,8 +51,7 @@ class SchedulerCounters:
 
 
 class ClassTally:
-    """Waiting, running and remaining prefill by class, kept up to date step by step, so that a load report costs
-    nothing.
+    """Waiting, running and remaining prefill by class, kept up to date, so that a load report costs nothing.
 
     Whoever changes a sequence in one of these takes it out before and puts it in after.
     """

@@ -66,8 +66,7 @@ class SchedulerState:
         return -(-tokens // self.block_size)
 
     def find(self, seq: Sequence) -> list[int]:
-        """The cached blocks that `seq` could begin with. Never all of it: its last token has to be computed to know the
-        next."""
+        """The cached blocks that `seq` could begin with; never all of it: computing its last token gives the next."""
         if not self.prefix_caching:
             return []
         most = (seq.num_tokens - 1) // self.block_size
@@ -83,8 +82,7 @@ class SchedulerState:
             self._wait(seq, now)
 
     def start(self, seq: Sequence, hits: list[int], blocks: int, now: float) -> int:
-        """A waiting sequence gets a slot, which is returned, and `blocks` blocks, of which it finds `hits` in the
-        cache."""
+        """A waiting sequence gets a slot, which is returned, and `blocks` blocks, `hits` of them from the cache."""
         self.waiting.remove(seq)
         self.ageing.working(seq, now)
         self.tally.remove(seq)
@@ -211,7 +209,6 @@ class SchedulerState:
         self.deadlines.leave(seq)
 
     def _next_epoch(self) -> int:
-        # One count for all sequences: should an owner use a number again, results of the old sequence are not taken for
-        # the new one's.
+        # One count for all: when an owner uses a number again, the new sequence is not taken for the old one.
         self._epochs += 1
         return self._epochs

@@ -1,8 +1,6 @@
-"""What differs between one way of serving and another: the order, who may be evicted, and how much prefill an iteration
-carries.
+"""What ways of serving differ in: the order, who may be evicted, and how much prefill an iteration carries.
 
-The scheduler keeps the state and the rules that hold for all policies; a policy keeps no state of its own about
-sequences.
+The scheduler keeps the state and the rules common to all; a policy keeps no state of its own about sequences.
 """
 
 from __future__ import annotations
@@ -41,15 +39,13 @@ class SchedulingPolicy(Protocol):
 
     @property
     def promote_after(self) -> float | None:
-        """Seconds of waiting after which a sequence goes before everybody (`headway_core.batching.ageing`); None:
-        never."""
+        """Seconds of waiting after which a sequence goes before all others (see `batching.ageing`); None: never."""
 
     def order(self, seq: Sequence, /) -> Key:
         """Smaller goes first."""
 
     def preemption_priority(self, seq: Sequence, /) -> int:
-        """Its class when it comes to evicting: only a lower priority gives way to a newcomer, and the lowest gives way
-        first."""
+        """Its class for evictions: only a lower priority gives way to a newcomer, and the lowest gives way first."""
 
     def budget(self, view: IterationView, now: float, /) -> int:
         """Most prefill tokens for this iteration, at least 1; the scheduler also keeps to the knob."""
@@ -69,8 +65,7 @@ class StepTimes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fcfs:
-    """First come, first served, without preemption: a sequence starts with blocks for its whole length, and the first
-    that does not fit holds up all behind it."""
+    """First come, first served, no preemption: the first that lacks blocks for its whole length holds up the others."""
 
     preempts: bool = False
     promote_after: float | None = None
@@ -90,8 +85,7 @@ class Fcfs:
 
 @dataclass(frozen=True, slots=True)
 class ShortestJobFirst:
-    """The least remaining work first, prefill and most possible output together, whatever the class. Ageing keeps long
-    jobs alive."""
+    """The least remaining work (prefill and most possible output) first, in all classes. Long jobs rely on ageing."""
 
     preempts: bool = True
     promote_after: float | None = 30.0
@@ -111,8 +105,7 @@ class ShortestJobFirst:
 
 @dataclass(frozen=True, slots=True)
 class PriorityPreemptive:
-    """The default: by class, in it the preempted first, then by arrival. A higher class takes slots and blocks from a
-    lower one."""
+    """The default: by class, preempted first, then arrival. A higher class takes slots and blocks from a lower one."""
 
     preempts: bool = True
     promote_after: float | None = 60.0
@@ -134,9 +127,8 @@ class PriorityPreemptive:
 class SloAware(PriorityPreemptive):
     """Priority with preemption, and as much prefill as the decodes' TPOT targets allow.
 
-    The budget is the largest p with t(p, n, c) within the tightest TPOT target that a running sequence can still keep,
-    whatever slack it has, and within `longest_iteration`, since an iteration is the atom of cancelling. It is never
-    below `least_budget`: prefill that waits gets on.
+    The budget is the largest p with t(p, n, c) within the tightest TPOT target that can still be kept, whatever slack
+    there is, and within `longest_iteration`, since none is cancelled halfway; at least `least_budget`.
     """
 
     step_times: StepTimes = field(kw_only=True)

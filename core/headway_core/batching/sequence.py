@@ -1,5 +1,4 @@
-"""One request's life in the engine: a table of states and legal moves, and the counts that an iteration is planned
-from.
+"""One request's life in the engine: states, legal moves, and the counts that an iteration is planned from.
 
 No token values and no text: a sequence is lengths, block numbers and digests. Who decides its moves is the scheduler.
 """
@@ -11,8 +10,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """Where a sequence is. Prefill and decode are one state: a running sequence has `num_computed` of its `num_tokens`
-    in the cache."""
+    """Where a sequence is. Prefill and decode are one state: `num_computed` of its `num_tokens` are in the cache."""
 
     WAITING = "waiting"
     """Never ran: holds neither slot nor blocks."""
@@ -59,11 +57,9 @@ class Sequence:
     num_prompt: int
     """Prompt tokens, at least 1."""
     max_tokens: int | None = None
-    """Most tokens to generate, at least 1. None: as many as the pool can hold, so the sequence is never refused for
-    it."""
+    """Most tokens to generate, at least 1. None: as many as the pool can hold, so it is never refused for that."""
     digests: list[bytes] = field(default_factory=list)
-    """Prefix digests of its full blocks (`headway_core.batching.digests`). The owner may append to it as tokens become
-    known."""
+    """Prefix digests of its full blocks (see `batching.digests`). The owner may append as tokens become known."""
     group: int | None = None
     """Sequences of one group have one prompt: the first added leads, the others wait until its prompt can be reused."""
     tpot_target: float | None = None
@@ -83,8 +79,7 @@ class Sequence:
     num_inflight: int = 0
     """Tokens being computed by plans that are not complete."""
     prefill_end: int = 0
-    """This epoch's prefill covers tokens [0, prefill_end): the known tokens when it started. What comes after is
-    decode."""
+    """This epoch's prefill covers tokens [0, prefill_end), those known when it started; what comes after is decode."""
     blocks: list[int] = field(default_factory=list)
     num_published: int = 0
     """Its first blocks that can be found by others, or need not be since their content was known already."""

@@ -1,8 +1,6 @@
-"""Measuring a model at start: a grid of iterations run on the empty engine, some seconds long, before anybody may send
-a request.
+"""Measuring a model at start: a grid of iterations on the empty engine, for some seconds, before any request.
 
-Touches the runner's rows and KV blocks as if it were the scheduler, and leaves both free. Which shapes, and what is
-learned from them, is `headway_core.latency`'s.
+Uses the runner's rows and KV blocks, and leaves them free. `headway_core.latency` chooses the shapes and learns.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ _SAMPLING = SamplingParams(seed=0)
 
 
 class Calibration:
-    """Runs shapes on an idle runner, which has one row more than `max_num_seqs`, and `num_blocks` blocks of
-    `block_size` tokens."""
+    """Runs shapes on an idle runner of `max_num_seqs` + 1 rows and `num_blocks` blocks of `block_size` tokens."""
 
     def __init__(
         self,
@@ -60,8 +57,7 @@ class Calibration:
         return max(LEAST_BUDGET, min(at_most, int(tokens * LONGEST_ITERATION / seconds) // 16 * 16))
 
     def run(self, model: StepTimeModel, budget: int, progress: Callable[[int, int], None]) -> None:
-        """Measures the grid for this prefill budget and gives it to `model`; calls `progress` with (shapes done, shapes
-        in all)."""
+        """Measures the grid for this prefill budget and gives it to `model`; calls `progress(shapes done, of all)`."""
         shapes = calibration_shapes(
             max_num_seqs=self._max_num_seqs,
             prefill_token_budget=budget,

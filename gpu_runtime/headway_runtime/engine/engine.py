@@ -1,7 +1,6 @@
 """The engine: one `step` is schedule, execute, account. It knows token ids and counts; no text, no sockets.
 
-Decisions are `headway_core.batching`'s, tensors are `ModelRunner`'s; here they meet: token histories, end tokens
-and knobs.
+Decisions are `headway_core.batching`'s, tensors `ModelRunner`'s; here are token histories, end tokens and knobs.
 """
 
 from __future__ import annotations
@@ -91,8 +90,7 @@ class StepRecord:
 class Engine:
     """Sequences in, tokens out. Not thread-safe: one loop owns it.
 
-    `pad` is called at the end of each iteration with its plan and the seconds that it took so far; an emulated
-    accelerator sleeps in it.
+    `pad(plan, seconds so far)` is called at the end of each iteration: an emulated accelerator sleeps in it.
     """
 
     def __init__(
@@ -140,8 +138,7 @@ class Engine:
         return tuple(finished for seq_id in commands.cancel if (finished := self.cancel(seq_id, now)) is not None)
 
     def add(self, request: AddSequence, now: float) -> None:
-        """Takes a sequence. Raises Unschedulable, or RequestError for parameters that this vocabulary does not
-        allow."""
+        """Takes a sequence. Raises Unschedulable, or RequestError for parameters that the vocabulary does not allow."""
         request.params.check_vocabulary(self._runner.vocab_size)
         prompt, digests = request.prompt, []
         if self._prefix_caching:
@@ -164,8 +161,7 @@ class Engine:
         self._live[request.seq_id] = LiveSequence(seq, request, tokens, len(prompt), end_ids)
 
     def cancel(self, seq_id: int, now: float) -> FinishedRequest | None:
-        """Gives a sequence up, in whatever state it is; one that has ended already is passed over. None when it had no
-        tokens yet."""
+        """Gives a sequence up, whatever its state. None when it had no tokens yet, or has ended already."""
         live = self._live.pop(seq_id, None)
         if live is None:
             return None

@@ -1,5 +1,4 @@
-"""What the engine knows about its own pace: rates, the recent mix of requests, and the snapshot that goes to the
-server.
+"""What the engine knows about its own pace: rates, the recent mix of requests, and the snapshot for the server.
 
 Reads the scheduler and listens to finished steps; decides nothing.
 """
@@ -19,8 +18,7 @@ from headway_core.latency import StepTimeModel
 from headway_runtime.ipc.messages import EngineLoad
 
 MIX_SECONDS = 60.0
-"""Window of the mix: as long as the default window in which an SLO is measured. Until old requests leave it, knobs are
-wrong for new ones."""
+"""The mix's window, as long as an SLO's default one. Until old requests leave it, knobs are wrong for new ones."""
 _MAX_FINISHED = 2000
 
 
@@ -98,8 +96,7 @@ class EngineStats:
         )
 
     def _expected_prefill_rate(self, load: SchedulerLoad, mix: Mix | None) -> float | None:
-        """C by the step-time model, for when no iteration filled its budget lately: admission needs C after a quiet
-        minute too."""
+        """C by the step-time model, where no iteration filled its budget lately: admission needs C then too."""
         budget = self._scheduler.prefill_token_budget
         held = round(load.running * mix.context_tokens) if mix is not None else 0
         seconds = self._model.predict(
@@ -123,8 +120,8 @@ class EngineStats:
         return rows / (mix.output_tokens * seconds) if seconds else None
 
     def _longest_step(self) -> float | None:
-        """The heaviest iteration that the start-up limits allow: every slot decodes, the pool is full, and a full
-        prefill budget is computed at the end of a prompt. Seconds."""
+        """Seconds of the heaviest iteration allowed: all slots decode, a full pool, a full prefill that ends a
+        prompt."""
         rows, budget = self._limits.max_num_seqs, self._limits.prefill_token_budget
         context = self._limits.total_blocks * self._limits.block_size
         pairs = budget * max(budget, self._limits.max_model_len)

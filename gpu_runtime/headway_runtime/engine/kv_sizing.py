@@ -13,8 +13,7 @@ from headway_runtime.settings import EngineSettings
 CPU_DEFAULT = 2**30
 """Bytes for keys and values on a CPU when nothing is said."""
 GPU_SHARE = 0.9
-"""Share of a GPU's free memory that weights, keys and values take together; the rest is for activations and
-fragmentation."""
+"""Share of a GPU's free memory for weights, keys and values; the rest is for activations and fragmentation."""
 
 
 def choose_num_blocks(settings: EngineSettings, checkpoint: Checkpoint, max_model_len: int) -> int:

@@ -166,7 +166,7 @@ class EngineLoop:
 
 
 def log_progress(text: str) -> None:
-    """A line of progress for whoever started this. Lost when its file has no room: serving goes on."""
+    """A line of progress for whoever started this. Lost when the disk is full: serving goes on."""
     with contextlib.suppress(OSError):
         print(f"headway-runtime: engine: {text}", file=sys.stderr, flush=True)  # noqa: T201 -- progress is meant for people
 
@@ -201,8 +201,7 @@ def _calibrate(
     max_model_len: int,
     report_progress: Callable[[str], None],
 ) -> int:
-    """Teaches `model` how long iterations take and returns the prefill budget, the given one or one that keeps them
-    short."""
+    """Teaches `model` how long iterations take; returns the prefill budget: the given one, or one that fits."""
     given = settings.prefill_token_budget
     if not settings.calibrate and given is not None:
         return given
@@ -235,8 +234,7 @@ def _calibrate(
 
 
 def _exit_with_server(server: socket.socket) -> None:
-    """Waits until the server's end of the channel is closed and ends this process: loading and measuring take long and
-    read no messages."""
+    """Ends this process when the server's end of the channel closes: loading and measuring read no messages."""
     poll = select.poll()
     poll.register(server, 0)  # A hang-up is reported whatever is asked for.
     poll.poll()
@@ -244,8 +242,7 @@ def _exit_with_server(server: socket.socket) -> None:
 
 
 def main() -> int:
-    """Runs the process; the exit status is 0 when the channel closed, 2 when the model or the settings cannot be
-    served."""
+    """Runs the process; exit status 0 when the channel closed, 2 when the model or the settings cannot be served."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     server = socket.socket(fileno=int(sys.argv[1]))

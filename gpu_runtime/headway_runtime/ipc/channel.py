@@ -19,8 +19,7 @@ import msgpack  # type: ignore[import-untyped]  # ships no type information
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """A longer frame can only come from a broken stream; the reader gives up instead of allocating it."""
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
-"""Output that the server may leave unread. A step writes some kilobytes, so reaching this takes minutes of a server
-that reads nothing."""
+"""Output that the server may leave unread. A step writes some kilobytes: only minutes without reading get here."""
 
 _PREFIX = 4
 _READ_BYTES = 1 << 18

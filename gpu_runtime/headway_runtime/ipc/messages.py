@@ -1,5 +1,4 @@
-"""What server and engine process say to each other, as dataclasses and as the plain maps that
-`headway_runtime.ipc.channel` carries.
+"""What server and engine process say to each other: dataclasses, and the plain maps that `ipc.channel` carries.
 
 The server sends `Commands`; the engine sends `Ready` once and then a `StepReport` after each iteration (and one
 whenever it applied commands without one). Token ids travel as int32 bytes. No text, no HTTP, no tensors.
@@ -51,8 +50,7 @@ class AddSequence:
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Everything that the server wants since its last message; `number` counts messages and comes back in
-    `StepReport.applied`."""
+    """All that the server wants since its last message; `number` counts these: see `StepReport.applied`."""
 
     number: int
     add: tuple[AddSequence, ...] = ()

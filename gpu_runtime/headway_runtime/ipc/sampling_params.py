@@ -1,7 +1,6 @@
 """How one request wants its tokens chosen: `SamplingParams`, validated once, then only read.
 
-Nothing here knows logits, tensors or HTTP. JSON forms (null as "unset", ``stop`` strings, ``n``) belong to the server;
-the engine sees these parameters alone.
+Nothing here knows logits, tensors or HTTP. JSON forms (null as "unset", ``stop`` strings, ``n``) are the server's.
 """
 
 from __future__ import annotations
@@ -39,15 +38,13 @@ class SamplingParams:
     min_p: float = 0.0
     """0 … 1: tokens less likely than this fraction of the most likely one are dropped."""
     repetition_penalty: float = 1.0
-    """0.01 … 100: logits of tokens seen in the prompt or the output are divided (positive) or multiplied (negative) by
-    it."""
+    """0.01 … 100: divides the positive and multiplies the negative logits of tokens seen in prompt or output."""
     presence_penalty: float = 0.0
     """-2 … 2, subtracted once from the logit of each token that the output holds."""
     frequency_penalty: float = 0.0
     """-2 … 2, subtracted once for each time the output holds the token."""
     seed: int | None = None
-    """Any int64. Whoever accepts the request draws one where the client gave none, so that a recomputed token is the
-    same token."""
+    """Any int64; drawn on acceptance where the client gave none, so that a recomputed token is the same token."""
     choice: int = 0
     """Which of the request's `n` completions this is: choices of one seed differ."""
     logit_bias: tuple[tuple[int, float], ...] = ()

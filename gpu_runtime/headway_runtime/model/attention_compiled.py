@@ -1,8 +1,6 @@
-"""Attention over paged keys and values on a CPU, by kernels that are compiled at start (`kernels/attention.c`,
-float32).
+"""Attention over paged keys and values on a CPU, by kernels compiled at start (`kernels/attention.c`, float32).
 
-Decoding rows and prefill chunks are one thing here, jobs: some queries of one sequence, which read that sequence's
-blocks where they lie.
+Decoding rows and prefill chunks are both jobs: some queries of a sequence, which read its blocks where they lie.
 """
 
 from __future__ import annotations
@@ -55,8 +53,7 @@ class CompiledAttention:
     """Attention of a runner's batches. `begin` lays out a batch; then `attend` once for each layer, in order."""
 
     def __init__(self, config: ModelConfig, cache: KVCache, tables: NDArray[np.int32], kernels: Kernels) -> None:
-        """`tables` (rows, blocks): the block numbers of each row; read at each `attend`. `kernels` as `kernels_for`
-        gives them."""
+        """`tables` (rows, blocks): the block numbers of each row, read at each `attend`."""
         self._attend = kernels.attend
         self._windows = config.windows
         self._cache = cache

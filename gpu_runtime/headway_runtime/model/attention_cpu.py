@@ -2,8 +2,7 @@
 
 A decoding row reads its blocks where they lie: the scores of a block are a weighted sum of rows of its keys (the
 weights are the query), the output a weighted sum of rows of its values (the weights are the probabilities), and a
-weighted sum of chosen rows is what `embedding_bag` computes, at the speed of memory. Nothing is gathered, and no key is
-copied.
+weighted sum of chosen rows is what `embedding_bag` computes, at the speed of memory. No key is copied.
 
 A prefill chunk reads each key many times, so its sequence is gathered once into a buffer; a chunk that begins its
 sequence has all of it in the batch. The layout of a batch is worked out once and used by all layers.
@@ -26,9 +25,8 @@ from headway_runtime.model.kv_cache import KVCache
 
 _SLACK = 1.1
 _BAG_ENTRIES = 1 << 22
-"""Rows of keys, or of values, that are added up at once at most: what an operator allocates stays within 32 MB. Index
-arrays take groups · (1 / block_size + 1 / head_dim) / 2 of the bytes of the keys and values of one layer, and so do the
-buffers beside them."""
+"""Most rows of keys, or of values, added up at once: an operator allocates at most 32 MB. Index arrays and buffers each
+take groups · (1 / block_size + 1 / head_dim) / 2 of the bytes of one layer's keys and values."""
 _TILE = 64
 
 
@@ -46,8 +44,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
-    """Decoding rows [first, last) of the batch, as bags of rows of the cache to add up, in the order of row, head,
-    block."""
+    """Decoding rows [first, last) of the batch, as bags of cache rows to add up, in the order of row, head, block."""
 
     first: int
     last: int
@@ -190,8 +187,7 @@ class CpuAttention:
             yield _Run(slice(first, last), shape, mask)
 
     def _for_each_query(self, rows: list[NDArray[np.int64]]) -> torch.Tensor:
-        """(rows, H, 1, blocks, n) of each run → the flat rows of all their queries: the G of a KV head read the
-        same."""
+        """(rows, H, 1, blocks, n) of each run → the flat rows of all their queries: a KV head's read the same."""
         return torch.from_numpy(
             np.concatenate([np.repeat(part.astype(self._row_type), self._groups, axis=2).ravel() for part in rows])
         )
@@ -201,8 +197,7 @@ class CpuAttention:
         return torch.from_numpy(np.concatenate(([0], np.cumsum(sizes))).astype(self._row_type))
 
     def _grow_mask(self, window: int | None, keys: int) -> None:
-        """One mask serves all tiles, however far they are in their sequences: each takes the corner of it that it
-        needs."""
+        """One mask serves all tiles, wherever they are in their sequences: each takes the corner that it needs."""
         held = self._masks.get(window)
         if held is None or held.shape[1] < keys:
             self._masks[window] = self._mask(visible_keys(_TILE, keys * 5 // 4, window, self._cache.data.device))

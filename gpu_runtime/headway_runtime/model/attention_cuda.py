@@ -1,9 +1,7 @@
-"""Attention over paged keys and values on a GPU: gathers and batched products, launched without ever waiting for the
-device.
+"""Attention over paged keys and values on a GPU: gathers and batched products, launched without waiting for it.
 
-Everything that a launch needs to know (how many rows, how many blocks) is known on the host from the plan; index arrays
-go over in one asynchronous copy each, before the first layer, and masks are made there. Nothing here is particular to
-CUDA but the reasons, so it is tested on a CPU too.
+What a launch needs (how many rows and blocks) the host knows from the plan; index arrays go over in one asynchronous
+copy each before the first layer, and masks are made there. Only the reasons are CUDA's, so it is tested on a CPU too.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Who sees what in an iteration: which rows attend together, over which of their blocks, and which keys there are
-theirs to see.
+"""Who sees what in an iteration: which rows attend together, over which blocks, and which keys there they see.
 
-Host arrays, but for what a chunk's queries see, which is computed on the device that asks. Decoding rows are padded to
-others of nearly their length, never to the longest; a prefill chunk stands alone and is cut into tiles of queries, so
-that most of the half of the square that lies in the future is not computed. `attend_tiles` is a chunk's attention for
-the backends that gather its keys first.
+Host arrays, but for what a chunk's queries see, computed on the device that asks. Decoding rows are padded to others of
+nearly their length, never to the longest. A prefill chunk stands alone and is cut into tiles of queries: most of the
+half of the square that lies in the future is not computed. `attend_tiles` is for backends that gather keys.
 """
 
 from __future__ import annotations
@@ -34,8 +32,7 @@ class DecodeRun:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Queries [first, last) of a chunk over the first `keys` keys of its blocks, of which the last is the last query's
-    own."""
+    """Queries [first, last) of a chunk over the first `keys` keys of its blocks, up to the last query's own."""
 
     first: int
     last: int
@@ -102,8 +99,7 @@ def chunk_span(chunk: Chunk, tables: NDArray[np.int32], block_size: int, window:
 def visible_keys(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
     """(queries, keys) of bool: what the newest `queries` tokens of a sequence see of its newest `keys`.
 
-    It says nothing of where they stand, so a part of it that ends at the same corner is what fewer queries see of fewer
-    keys.
+    Positions do not enter, so a part that ends at the same corner is what fewer queries see of fewer keys.
     """
     query_ages = torch.arange(queries - 1, -1, -1, device=device)[:, None]
     key_ages = torch.arange(keys - 1, -1, -1, device=device)

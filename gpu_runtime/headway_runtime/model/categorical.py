@@ -1,9 +1,7 @@
-"""Drawing one token per row from logits: inverse CDF in a fixed order, without ever sorting a whole vocabulary unless a
-row needs it.
+"""Drawing one token per row from logits: inverse CDF in a fixed order; whole vocabularies are sorted only if needed.
 
-Every function treats each row by itself, and none waits for the device. `shifted` is always (R, W) float32: logits
-minus their row's maximum, so 0 marks the most likely token, and W is the vocabulary padded with -inf to a multiple of
-`BLOCK`.
+Every function treats each row by itself; only `reach` waits for the device. `shifted`, (R, W) float32, is logits minus
+their row's maximum, so 0 is the most likely token; W is the vocabulary padded with -inf to a multiple of `BLOCK`.
 
 Orders: a row without top-k and top-p runs through the vocabulary; the others run through their candidates, most likely
 first, the lower id first among equals. A row's order depends on its own parameters alone.
@@ -20,8 +18,7 @@ from torch import Tensor
 BLOCK = 256
 """Widths are padded to this; also the block of the two-level inverse CDF."""
 CANDIDATES = 72
-"""Fetched at first for top-k and top-p: covers top-k 64, and 8 more to see whether the cut falls into a run of equal
-logits."""
+"""Fetched at first for top-k and top-p: a top-k of 64, and 8 more to see whether it cuts a run of equal logits."""
 _GROUP = 32
 
 
@@ -50,12 +47,10 @@ def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def ordered(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row from the largest value down, lower ids first among equals: two (R, K) tensors, sorted alike. Values are
-    ≤ 0.
+    """Each row from the largest value (≤ 0) down, lower ids first among equals: two (R, K) tensors, sorted alike.
 
-    The bits of a float32 that is not positive, without the sign, grow as it falls: with the id below them they make one
-    integer to sort. On a CPU numpy sorts 49,152 of them in 0.5 ms, where a stable sort of floats with their indices
-    takes torch 4.6 ms.
+    Without its sign, the bits of a float32 ≤ 0 grow as it falls: with the id below them they make one integer to sort.
+    On a CPU numpy sorts 49,152 in 0.5 ms; a stable sort of floats with their indices takes torch 4.6 ms.
     """
     magnitude = values.contiguous().view(torch.int32).bitwise_and(0x7FFFFFFF).long()
     keys = magnitude << 32 | ids
@@ -64,12 +59,10 @@ def ordered(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def reach(shifted: Tensor, weights: Tensor, total: Tensor, top_k: int, top_p: float, vocab_size: int) -> Tensor:
-    """Columns (n,) of one row, (W,) each, that hold all survivors of its top-k and top-p, mostly few more. Waits for
-    the device.
+    """Columns (n,) of one row, (W,) each, that hold all survivors of top-k and top-p, few more. Waits for the device.
 
-    Top-k: the k groups with the largest maxima hold k values of at least the least of these maxima. Top-p: tokens of
-    less than (1 - p) / V of the total have less than 1 - p of it all together, so the cut lies before them (halved here
-    to be safe from rounding).
+    Top-k: the k groups with the largest maxima hold k values of at least the least of these. Top-p: tokens of less than
+    (1 - p) / V of the total have less than 1 - p of it together, so the cut lies before them (halved against rounding).
     """
     if top_k >= vocab_size:
         return (weights > 0.5 * (1.0 - top_p) / vocab_size * total).nonzero().squeeze(1)
@@ -80,15 +73,13 @@ def reach(shifted: Tensor, weights: Tensor, total: Tensor, top_k: int, top_p: fl
 
 
 def mass(weights: Tensor) -> Tensor:
-    """Cumulative sums of the blocks of each row: (R, W) float32 → (R, W / BLOCK) float64; the last column is the
-    total."""
+    """Cumulative sums of each row's blocks: (R, W) float32 → (R, W / BLOCK) float64, the last column the total."""
     rows, width = weights.shape
     return weights.view(rows, width // BLOCK, BLOCK).sum(-1).double().cumsum(1)
 
 
 def draw_from_all(weights: Tensor, cumulative: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse CDF through the whole row: weights (R, W), `mass` of them (R, W / BLOCK), uniform (R, 1) float64 in [0,
-    1) → ids (R,).
+    """Inverse CDF of rows: weights (R, W), their `mass` (R, W / BLOCK), uniform (R, 1) float64 in [0, 1) → ids (R,).
 
     First the block, then the token in the block. A token of weight 0 is never drawn.
     """
@@ -103,8 +94,7 @@ def draw_from_all(weights: Tensor, cumulative: Tensor, uniform: Tensor) -> Tenso
     )  # (R, BLOCK)
     running = inside.double().cumsum(1)
     total = running[:, -1:]
-    # The block's float32 sum and its float64 running sum differ in the last bits: carry the fraction over, and stop at
-    # the last weight.
+    # The block's float32 and float64 sums differ in the last bits: carry the fraction over, stop at the last weight.
     target = ((target - before) / here).clamp_(min=0.0) * total
     column = torch.minimum((running <= target).sum(1, keepdim=True), (running < total).sum(1, keepdim=True))
     return (block * BLOCK + column).squeeze(1)

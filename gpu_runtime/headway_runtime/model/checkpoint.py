@@ -1,9 +1,8 @@
 """A model on disk: its config, its weights and where its tokenizer lies, checked in full before anything is loaded.
 
-`open_checkpoint` reads a folder (config.json, one or many safetensors, generation_config.json) or a .gguf file.
-Whatever would make the model compute something else than its authors meant raises CheckpointError, naming the file and
-the field or tensor: a missing shard or tensor, a wrong shape, a number format that is not known, a tensor that nothing
-reads. Code from a checkpoint is never run.
+`open_checkpoint` reads a folder (config.json, one or many safetensors, generation_config.json) or a .gguf file. What
+would make the model compute something else than its authors meant raises CheckpointError, naming file and field or
+tensor: a missing shard or tensor, a wrong shape, an unknown format, a tensor that nothing reads. No code is run.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ class Checkpoint:
 def open_checkpoint(path: Path, dtype: str = "auto", device: str = "cpu") -> Checkpoint:
     """Open and check a model folder or .gguf file; weights are read later, tensor by tensor.
 
-    `dtype` is float32, bfloat16, float16 or auto: the stored one on an accelerator; on a CPU float32 unless it computes
-    in bfloat16. Raises CheckpointError.
+    `dtype` auto: on a GPU the stored one, on a CPU float32 unless it computes in bfloat16. Raises CheckpointError.
     """
     if dtype not in DTYPES:
         raise CheckpointError(str(path), "dtype", f"must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -173,8 +171,7 @@ class SafetensorsWeights:
             raise CheckpointError(str(file), "", f"cannot be read as safetensors: {error}") from error
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
-        """Every tensor of `shapes` is there with that shape in a known format, and nothing else that would have a
-        meaning."""
+        """Every tensor of `shapes` is there in that shape and a known format, and nothing else that has a meaning."""
         for name, shape in shapes.items():
             if name not in self._shards:
                 remedy = " (set tie_word_embeddings if the head is the embedding)" if name == HEAD else ""

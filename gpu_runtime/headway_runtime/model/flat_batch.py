@@ -1,5 +1,4 @@
-"""One iteration's tokens in one flat batch: decodes first, shortest first, then the prefill chunks. Host arrays
-only, no tensors."""
+"""One iteration's tokens in one flat batch: decodes, shortest first, then prefill chunks. Host arrays, no tensors."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """`decode_slots[i]` computes its token at `decode_positions[i]`; it stands at place i of the batch. Ascending
-    positions."""
+    """`decode_slots[i]` computes its token at `decode_positions[i]`, at place i of the batch; positions ascend."""
 
     decode_slots: NDArray[np.int64]
     decode_positions: NDArray[np.int64]
@@ -42,8 +40,7 @@ class FlatBatch:
 
 
 def flatten(items: Sequence[PlanItem]) -> FlatBatch:
-    """Lay an iteration's items out. A one-token chunk is a decode, whatever it is a part of: the arithmetic is the
-    same."""
+    """Lay an iteration's items out. A one-token chunk counts as a decode: the arithmetic is the same."""
     singles = sorted(
         (index for index, item in enumerate(items) if item.count == 1), key=lambda index: items[index].start
     )

@@ -1,5 +1,4 @@
-"""A model in one GGUF file: config from its metadata, weights dequantised by the `gguf` package, names and row order as
-elsewhere.
+"""A model in one GGUF file: config from metadata, weights dequantised by `gguf`, names and row order as elsewhere.
 
 Only the architecture `llama`. Its files hold the rows of Q and K so that rotated pairs are neighbours; here dimension i
 pairs with i + head_dim / 2, so the rows are put back. No tokenizer is built here.

@@ -1,5 +1,4 @@
-"""Keys and values of all sequences, in blocks. Which sequence owns which block is decided elsewhere; this is only where
-they lie."""
+"""Keys and values of all sequences, in blocks: only where they lie. Who owns which block is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -11,13 +10,11 @@ from headway_runtime.model.architecture.config import ModelConfig
 
 
 class KVCache:
-    """One tensor for everything: block-major, so that a block is one contiguous piece whatever is done with it as a
-    whole.
+    """One tensor for everything, block-major: a block is one contiguous piece, whatever is done with all of it.
 
     Inside a block: (layers, keys then values, kv_heads, piece). A piece is what one head keeps of a block's tokens:
-    values lie token by token, (block_size, head_dim), keys dimension by dimension, (head_dim, block_size). So the
-    scores of a block are a weighted sum of rows of its keys, with the query as the weights, and the output is a
-    weighted sum of rows of its values (see `attention_cpu`).
+    values lie token by token, (block_size, head_dim), keys dimension by dimension, (head_dim, block_size). So scores
+    and output of a block are weighted sums of rows of its keys and of its values (see `attention_cpu`).
     """
 
     def __init__(
@@ -49,16 +46,14 @@ class KVCache:
         return 2 * config.num_layers * config.kv_size * dtype.itemsize
 
     def key_pieces(self, table: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Blocks (rows, blocks) → the pieces of their keys, (rows, kv_heads, blocks); their values lie `kv_heads`
-        pieces further on."""
+        """Blocks (rows, blocks) → pieces of their keys (rows, kv_heads, blocks); values are `kv_heads` pieces on."""
         start = table.astype(np.int64) * (self.layers * 2 * self.kv_heads)
         return start[:, None, :] + np.arange(self.kv_heads)[:, None]
 
     def store(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tensor
     ) -> None:
-        """Write the newest tokens: keys and values (tokens, kv_heads, head_dim) to place `offsets` of `blocks`,
-        (tokens,) int64 each."""
+        """Write keys and values (tokens, kv_heads, head_dim) to places `offsets` of `blocks`, int64 (tokens,) each."""
         self._keys[:, layer].permute(0, 3, 1, 2)[blocks, offsets] = keys  # (blocks, block_size, H, D)
         self._values[:, layer].transpose(1, 2)[blocks, offsets] = values  # (blocks, block_size, H, D)
 

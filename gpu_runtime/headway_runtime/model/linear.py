@@ -1,5 +1,4 @@
-"""Matrix products with weights that never change, in the layout that is fastest on this processor for the number of
-rows at hand.
+"""Matrix products with weights that never change, in the layout that is fastest here for the number of rows.
 
 Three layouts are known: the ordinary one, oneDNN's blocked one, which is reached through two private operators of
 torch, and our own (`kernels/matrix_product.c`, float32), which needs a C compiler. Each is tried at start, compared

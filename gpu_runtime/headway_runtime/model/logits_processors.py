@@ -77,12 +77,10 @@ class LogitsProcessors:
 
 
 def apply(logits: Tensor, processors: Sequence[LogitsProcessors | None]) -> None:
-    """Changes logits (R, V) in place, row i as processors[i] says: penalties on the model's logits, then bias, then
-    -inf for held-back ids.
+    """Changes logits (R, V) in place, row i by processors[i]: penalties first, then bias, then -inf for held-back ids.
 
     Repetition: x / r for x > 0, else x · r (Keskar et al.: CTRL, 2019). Presence and frequency: x - presence · [c > 0]
-    - frequency · c, for c occurrences in the output. One scatter per kind for all rows; the tables go over in pinned
-    memory on CUDA.
+    - frequency · c, for c occurrences in the output. One scatter per kind for all rows; pinned tables on CUDA.
     """
     vocab_size = logits.shape[1]
     flat = logits.view(-1)

@@ -1,8 +1,7 @@
 """Runs iterations of a model: what the scheduler planned, as numbers, becomes one forward pass and new tokens.
 
-A slot is a place in the running batch: its tokens and its block table are rows of host arrays that are written once and
-extended in place. The runner decides nothing: it computes the items it is given, so the same items give the same tokens
-however they are cut.
+A slot is a place in the running batch: its tokens and block table are rows of host arrays, written once and extended in
+place. The runner only computes the items it is given: the same items give the same tokens, however they are cut.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ class ModelRunner:
         threads: int | None = None,
         eos_ids: Collection[int] = (),
     ) -> None:
-        """`eos_ids` are end tokens besides the checkpoint's own. Raises CheckpointError, also if `max_model_len`
-        exceeds the positions."""
+        """`eos_ids`: end tokens besides the checkpoint's. Raises CheckpointError, also if `max_model_len` is too
+        long."""
         positions, rope = checkpoint.config.max_positions, checkpoint.config.rope.kind
         if max_model_len > positions:
             reason = (
@@ -135,8 +134,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def logits(self, items: Sequence[PlanItem]) -> torch.Tensor:
-        """Compute the items and give the logits after every token of theirs, (tokens, vocab), item by item; nothing is
-        sampled."""
+        """Compute the items, sample nothing; the logits after every token of theirs, item by item: (tokens, vocab)."""
         batch = self._begin(items)
         places = np.concatenate([batch.offsets[index] + np.arange(item.count) for index, item in enumerate(items)])
         return self._decoder.logits(self._hidden(batch, places))
@@ -172,8 +170,7 @@ class ModelRunner:
         total = held + len(item.new_blocks)
         self._tables[item.slot, held:total] = item.new_blocks
         self._num_blocks[item.slot] = total
-        # Blocks before `start` hold a shared prefix. Of the others a tail is read before it is written, masked: it must
-        # hold numbers.
+        # Blocks before `start` hold a shared prefix. Others are read, masked, before they are written: zero them.
         fresh = item.new_blocks[max(0, -(-item.start // self._block_size) - held) :]
         if fresh:
             self._cache.clear(to_device(np.array(fresh, dtype=np.int64), self.device))

@@ -38,8 +38,7 @@ _CUDA_CHUNK = 64
 class Sampled:
     """What was drawn for R rows of logits, in their order.
 
-    Log-probabilities are the model's own: natural logarithm of the softmax of the raw logits, before penalties, bias,
-    temperature and cuts.
+    Log-probabilities are the model's own: log softmax of the raw logits, before penalties, bias, temperature and cuts.
     """
 
     ids: NDArray[np.int32]
@@ -47,8 +46,7 @@ class Sampled:
     logprobs: NDArray[np.float32] | None = None
     """(R,), NaN for rows that did not ask; None where no row asked."""
     top_ids: NDArray[np.int32] | None = None
-    """(R, L) for the largest number L that a row asked for, most likely first; a row that asked for k < L has -1 from k
-    on."""
+    """(R, L) for the largest number L that a row asked for, most likely first; a row of k < L has -1 from k on."""
     top_logprobs: NDArray[np.float32] | None = None
     """(R, L), NaN where `top_ids` is -1."""
     errors: dict[int, str] = field(default_factory=dict)
@@ -76,8 +74,7 @@ class Sampler:
     def bind(
         self, slot: int, params: SamplingParams, prompt_tokens: Sequence[int], output_tokens: Sequence[int] = ()
     ) -> None:
-        """Gives the slot to a request; `output_tokens` are those it already has (after a preemption). Raises
-        RequestError.
+        """Gives the slot to a request that has `output_tokens` already (after a preemption). Raises RequestError.
 
         ValueError: the request draws at random and has no seed; whoever accepted it must have drawn one.
         """
@@ -107,8 +104,7 @@ class Sampler:
         self._num_logprobs[slot] = -1
 
     def sample(self, logits: Tensor, slots: Sequence[int] | NDArray[np.integer]) -> Sampled:
-        """One token for each bound slot: logits (R, V) float32, contiguous, row i for slots[i]. The logits may be
-        overwritten.
+        """One token for each bound slot: row i of logits (R, V), float32 and contiguous, for slots[i]; overwrites them.
 
         Records the tokens: the next call for the slot draws the next one.
         """
@@ -143,8 +139,7 @@ class Sampler:
     # ------------------------------------------------------------ drawing
 
     def _argmax(self, logits: Tensor) -> Tensor:
-        """The first of the largest logits of each row, (R,). On a CPU through numpy, whose `argmax` is 8 times as fast
-        as torch's."""
+        """The first of each row's largest logits, (R,). On a CPU by numpy, 8 times as fast as torch's `argmax`."""
         if logits.device.type == "cpu":
             return torch.from_numpy(logits.numpy().argmax(axis=1))
         return logits.argmax(dim=1)
@@ -181,8 +176,7 @@ class Sampler:
     def _draw_exactly(
         self, logits: Tensor, peak: Tensor, undecided: NDArray[np.int64], bound: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Ids of the rows of logits whose cut lies beyond the candidates: of each as many tokens are sorted as its cut
-        can reach."""
+        """Ids of rows whose cut lies beyond the candidates: as many tokens are sorted of each as its cut can reach."""
         drawn: list[Tensor] = []
         for chunk in self._chunks(undecided):
             slots = bound[chunk]

@@ -1,5 +1,4 @@
-"""Randomness without state: the uniform number of a token is a function of (seed, choice, index of the token in the
-output).
+"""Randomness without state: a token's uniform number is a function of (seed, choice, index in the output).
 
 A generator object per request would give other tokens after a preemption, beside other neighbours, or with steps that
 overlap. Here a token computed again is the same token. Not for secrets.
@@ -30,8 +29,7 @@ def uniforms(keys: NDArray[np.uint64], indices: NDArray[np.int64]) -> NDArray[np
 
 
 def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014): a
-    bijection on 64 bits."""
+    """The finalizer of SplitMix64 (Steele et al.: Fast Splittable Pseudorandom Number Generators, 2014)."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))

@@ -1,2 +1,1 @@
-"""Model families, as torch modules driven by config.json. No sampling, no scheduling, no files: weights arrive as
-tensors."""
+"""Model families, driven by config.json. No sampling, no scheduling, no files: weights arrive as tensors."""

@@ -1,5 +1,4 @@
-"""What a model is, read from its config.json: everything that changes its results is understood or refused, naming file
-and field.
+"""What a model is, by its config.json: whatever changes its results is understood, or refused by file and field.
 
 Keys that do not change what the model computes are ignored. Nothing here opens weights or touches a device.
 """
@@ -27,8 +26,7 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder. One entry of `windows` for each layer: None attends to everything, w to the newest w
-    tokens."""
+    """The shape of a decoder. `windows` has an entry a layer: None attends to everything, w to the newest w tokens."""
 
     family: str
     vocab_size: int
@@ -72,8 +70,7 @@ class ModelConfig:
         return self.num_layers * in_layer * dtype.itemsize
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor that the model reads, by its public name, with its shape. A tied model's head is not among
-        them."""
+        """Every tensor that the model reads: public name → shape. A tied model's head is not among them."""
         hidden, inter = self.hidden_size, self.intermediate_size
         shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, hidden), "model.norm.weight": (hidden,)}
         for layer in range(self.num_layers):
@@ -101,8 +98,7 @@ class ModelConfig:
 
 
 def read_config(config: Mapping[str, Any], path: str) -> ModelConfig:
-    """The model of a parsed config.json. Raises CheckpointError(path, field) for what is missing, malformed or not
-    computed here."""
+    """The model of a parsed config.json. Raises CheckpointError for fields missing, malformed or not computed here."""
     fields = _Fields(config, path)
     family = _family(config, path)
     if config.get("quantization_config") is not None:

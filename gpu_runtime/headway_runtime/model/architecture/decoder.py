@@ -62,8 +62,7 @@ class Decoder:
                     k_norm=load(at + "self_attn.k_norm.weight") if config.qk_norm else None,
                     output=linear(at + "self_attn.o_proj", bias=config.o_bias),
                     mlp_norm=load(at + "post_attention_layernorm.weight"),
-                    # Apart: on a CPU one product twice as wide is slower with many rows, its result leaves the cache
-                    # before it is read.
+                    # Apart: on a CPU one product twice as wide is slower: with many rows its result leaves the cache.
                     gate=linear(at + "mlp.gate_proj", bias=config.mlp_bias),
                     up=linear(at + "mlp.up_proj", bias=config.mlp_bias),
                     down=linear(at + "mlp.down_proj", bias=config.mlp_bias),
@@ -75,8 +74,7 @@ class Decoder:
     def hidden(
         self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention, wanted: torch.Tensor
     ) -> torch.Tensor:
-        """ids and positions (tokens,), places `wanted` (rows,), all int64 → the last layer's output there, before its
-        norm: (rows, hidden).
+        """ids, positions (tokens,), `wanted` places (rows,), int64 → the last layer's output there, not normed.
 
         Of the other tokens only keys and values are needed, so the last layer computes nothing else for them.
         """

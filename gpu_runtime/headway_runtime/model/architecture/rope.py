@@ -2,8 +2,7 @@
 
 Formulas: RoPE, arXiv 2104.09864; linear scaling divides the frequencies by `factor`; YaRN, arXiv 2309.00071
 (NTK-by-parts and the attention factor 0.1·ln(s) + 1); llama3, the piecewise rule of Llama 3.1. `dynamic` changes its
-frequencies with the length while the cached keys keep the old ones, so it is accepted only up to the original length,
-where it equals the plain form.
+frequencies with the length, cached keys do not: it is accepted up to the original length, where it is the plain form.
 
 Nothing here knows of tensors' names, of attention or of a device.
 """
@@ -40,8 +39,7 @@ class Rope:
     def max_positions(self, declared: int) -> int:
         """Positions that this embedding can serve, given the config's `max_position_embeddings`.
 
-        linear: declared · factor; yarn: original · factor; llama3: the config declares the extended length itself;
-        dynamic: as declared.
+        linear: declared · factor; yarn: original · factor; others: as declared (of llama3 that is the extended length).
         """
         if self.kind == "linear":
             return int(declared * self.factor)
@@ -51,9 +49,8 @@ class Rope:
 
 
 def read_rope(config: Mapping[str, Any], path: str, max_positions: int) -> Rope:
-    """The rotary embedding of a config.json: `rope_scaling` (keys `type` or `rope_type`), or the newer
-    `rope_parameters` that holds `rope_theta` too. Raises CheckpointError, naming the field, for a kind or a value that
-    is not known to mean what we compute."""
+    """The rotary embedding of a config.json: of `rope_scaling` (with `type` or `rope_type`), or the newer
+    `rope_parameters` (with `rope_theta` too). Raises CheckpointError for a kind or a value that we do not compute."""
     scaling, parameters = config.get("rope_scaling"), config.get("rope_parameters")
     where = "rope_scaling" if scaling else "rope_parameters"
     given = scaling or parameters or {}
@@ -162,8 +159,7 @@ def _dimension_of(turns: float, rope: Rope, head_dim: int) -> float:
 
 
 class RopeTable:
-    """cos and sin of every position that may be served, (positions, head_dim) each, the two halves alike, the attention
-    factor applied."""
+    """cos and sin of every position served, (positions, head_dim) each, halves alike, the attention factor applied."""
 
     def __init__(self, rope: Rope, head_dim: int, positions: int, dtype: torch.dtype, device: torch.device) -> None:
         angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
@@ -178,8 +174,7 @@ class RopeTable:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate (tokens, heads, head_dim) by (tokens, 1, head_dim) of `RopeTable.at`; dimension i pairs with i + head_dim
-    / 2."""
+    """Rotate (tokens, heads, head_dim) by (tokens, 1, head_dim) of `RopeTable.at`, pairing i with i + head_dim / 2."""
     half = x.shape[-1] // 2
     out = x * cos
     out[..., :half].addcmul_(x[..., half:], sin[..., :half])

@@ -1,2 +1,1 @@
-"""What is written in C for the CPU: products with weights that never change, and attention over the blocks of the
-cache."""
+"""C code for the CPU: products with weights that never change, and attention over the blocks of the cache."""

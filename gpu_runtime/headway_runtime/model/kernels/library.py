@@ -1,8 +1,7 @@
 """Compiles the C files beside this one when the engine starts, for the processor it starts on.
 
-The compiler is the machine's own (`cc`, or what the variable CC names). It takes less than a second; keeping what it
-made would raise questions of which processor and which version that was for. Whoever asks must do without where there
-is none.
+The compiler is the machine's own (`cc`, or what the variable CC names) and takes less than a second: kept kernels might
+be for another processor or version. Whoever asks must do without where there is none.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The functions, see their C for what they take; pointers are integers. They use as many threads as they are told,
-    torch's own."""
+    """The functions; their C says what they take, pointers as integers. They use as many of torch's threads as told."""
 
     panel: int
     """Columns that are multiplied at once: what a matrix's outputs are padded to."""
