@@ -31,7 +31,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if text.startswith("\ufeff"):
         raise RequestError("the body starts with a byte order mark: send plain UTF-8", code="invalid_json")
     try:
-        value = (_DECODER if len(body) < LARGE_BYTES else _PatientDecoder()).decode(text)
+        value = (_DECODER if len(body) < LARGE_BYTES else _YieldingDecoder()).decode(text)
     except RecursionError:
         raise RequestError("the body is nested too deeply", code="invalid_json") from None
     except ValueError as error:
@@ -57,7 +57,7 @@ class _Decoder(json.JSONDecoder):
         super().__init__(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
 
 
-class _PatientDecoder(_Decoder):
+class _YieldingDecoder(_Decoder):
     """Lets other threads run meanwhile: the standard library's C scanner holds the interpreter to the end.
 
     Strings, which make most bodies large, are scanned in C all the same.
@@ -65,7 +65,7 @@ class _PatientDecoder(_Decoder):
 
     def __init__(self) -> None:
         super().__init__()
-        self._room = MAX_CONTAINERS
+        self._left = MAX_CONTAINERS
         # What the scanner calls for a list and an object: attributes that type stubs leave out.
         self.parse_array = self._counted(self.parse_array)  # type: ignore[has-type]
         self.parse_object = self._counted(self.parse_object)  # type: ignore[has-type]
@@ -73,8 +73,8 @@ class _PatientDecoder(_Decoder):
 
     def _counted(self, parse: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:
-            self._room -= 1
-            if self._room < 0:
+            self._left -= 1
+            if self._left < 0:
                 raise RequestError(
                     f"the body holds more than {MAX_CONTAINERS} lists and objects: send fewer", code="invalid_json"
                 )

@@ -42,7 +42,9 @@ _WINDOW = 256
 _LEAST_DEVIATION = 0.01
 _LONGEST_CONTEXT = 2048
 """Tokens of context in the calibration: beyond it time grows in proportion, and measuring takes long."""
-_SIZE = 6
+_COEFFICIENTS = ("base", "per_row", "per_row_above", "per_context_token", "per_prefill_pair", "per_sampled_row")
+"""What the report calls them, in the order of the features."""
+_SIZE = len(_COEFFICIENTS)
 
 
 class StepTimeModel:
@@ -68,14 +70,7 @@ class StepTimeModel:
         model = cls()
         model.knee = report.knee
         model.max_decode_rows, model.max_prefill_tokens = report.max_decode_rows, report.max_prefill_tokens
-        model._coefficients = [
-            report.base,
-            report.per_row,
-            report.per_row_above,
-            report.per_context_token,
-            report.per_prefill_pair,
-            report.per_sampled_row,
-        ]
+        model._coefficients = [getattr(report, name) for name in _COEFFICIENTS]
         shapes = calibration_shapes(
             max_num_seqs=max(1, report.max_decode_rows),
             prefill_token_budget=max(1, report.max_prefill_tokens),
@@ -90,9 +85,6 @@ class StepTimeModel:
 
         A shape's time is the median of its runs after the first, if there are any. The knee leaves the least error.
         Raises ValueError when nothing was measured, or a time is not positive.
-
-        Raises:
-            ValueError: nothing was measured, or a time is not positive.
         """
         runs: dict[IterationShape, list[float]] = {}
         for shape, seconds in measured:
@@ -140,9 +132,7 @@ class StepTimeModel:
 
     def decode_seconds(self, decode_rows: int, context_tokens: int) -> float | None:
         """Seconds for an iteration of so many decodes holding so much context in all, without prefill."""
-        return self.predict(
-            IterationShape(decode_rows=decode_rows, context_tokens=context_tokens, sampled_rows=decode_rows)
-        )
+        return self.predict(_shape(decode_rows, context_tokens, 0, 0))
 
     def largest_prefill(
         self, limit_seconds: float, decode_rows: int, context_tokens: int, *, start: int = 0, at_most: int = 1 << 20
@@ -153,22 +143,11 @@ class StepTimeModel:
         """
         if self._coefficients is None:
             return None
-
-        def fits(tokens: int) -> bool:
-            shape = IterationShape(
-                prefill_tokens=tokens,
-                prefill_pairs=tokens * (2 * start + tokens) // 2,
-                decode_rows=decode_rows,
-                context_tokens=context_tokens,
-                sampled_rows=decode_rows + (tokens > 0),
-            )
-            return self._drift * self._fitted(shape) <= limit_seconds
-
         # t grows with p, because no coefficient is negative.
         low, high = 0, at_most
         while low < high:
             middle = (low + high + 1) // 2
-            if fits(middle):
+            if self._drift * self._fitted(_shape(decode_rows, context_tokens, middle, start)) <= limit_seconds:
                 low = middle
             else:
                 high = middle - 1
@@ -183,16 +162,9 @@ class StepTimeModel:
         """What to publish; None before there is anything to predict from."""
         if self._coefficients is None:
             return None
-        base, per_row, per_row_above, per_context_token, per_prefill_pair, per_sampled_row = (
-            b * self._drift for b in self._coefficients
-        )
+        coefficients = {name: b * self._drift for name, b in zip(_COEFFICIENTS, self._coefficients, strict=True)}
         return StepTimeReport(
-            base=base,
-            per_row=per_row,
-            per_row_above=per_row_above,
-            per_context_token=per_context_token,
-            per_prefill_pair=per_prefill_pair,
-            per_sampled_row=per_sampled_row,
+            **coefficients,
             knee=self.knee,
             samples=self.samples,
             max_decode_rows=self.max_decode_rows,
@@ -228,10 +200,8 @@ def calibration_shapes(
     longest = max(1, min(max_model_len - 1, _LONGEST_CONTEXT, pool_tokens // 2))
     most_rows = max(1, min(max_num_seqs, pool_tokens // 2))
     most_prefill = max(1, min(prefill_token_budget, longest))
-    rows = sorted({1, max(1, round(most_rows**0.5)), max(1, round(most_rows**0.75)), most_rows})
-    prefills = sorted(
-        {min(16, most_prefill), min(64, most_prefill), max(1, round((64 * most_prefill) ** 0.5)), most_prefill} - {0}
-    )
+    rows = sorted({1, round(most_rows**0.5), round(most_rows**0.75), most_rows})
+    prefills = sorted({min(16, most_prefill), min(64, most_prefill), round((64 * most_prefill) ** 0.5), most_prefill})
 
     def long(n: int) -> int:
         return max(1, min(longest, pool_tokens // 2 // n - 32))
@@ -239,20 +209,22 @@ def calibration_shapes(
     def short(n: int) -> int:
         return min(16, long(n))
 
-    shapes = [_shape(n, context(n), 0, 0) for n in rows for context in (short, long)]
+    shapes = [_shape(n, n * context(n), 0, 0) for n in rows for context in (short, long)]
     shapes += [_shape(0, 0, p, start) for p in prefills if p <= most_prefill for start in (0, longest - p)]
     shapes += [
-        _shape(n, context(n), p, 0) for n in rows[1::2] for context, p in ((short, most_prefill), (long, prefills[0]))
+        _shape(n, n * context(n), p, 0)
+        for n in rows[1::2]
+        for context, p in ((short, most_prefill), (long, prefills[0]))
     ]
     return tuple(dict.fromkeys(shapes))
 
 
-def _shape(decode_rows: int, context: int, prefill_tokens: int, start: int) -> IterationShape:
+def _shape(decode_rows: int, context_tokens: int, prefill_tokens: int, start: int) -> IterationShape:
     return IterationShape(
         prefill_tokens=prefill_tokens,
         prefill_pairs=prefill_tokens * (2 * start + prefill_tokens) // 2,
         decode_rows=decode_rows,
-        context_tokens=decode_rows * context,
+        context_tokens=context_tokens,
         sampled_rows=decode_rows + (prefill_tokens > 0),
     )
 

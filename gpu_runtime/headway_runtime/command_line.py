@@ -9,9 +9,6 @@ from headway_core.arguments import port, seconds, size, step_time_coefficients, 
 from headway_core.batching.scheduling_policies import SCHEDULING_POLICIES
 from headway_core.contract.http import CONTROL_PORT, MAX_BODY_BYTES, SERVING_PORT
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-"""All but auto are names in torch."""
-
 EXAMPLES = """\
 examples:
   headway-runtime
@@ -51,7 +48,10 @@ def parser() -> argparse.ArgumentParser:
         "--served-model-name", metavar="NAME", help="the name clients use (default: the folder's or file's name)"
     )
     model.add_argument(
-        "--dtype", choices=DTYPES, default="auto", help="auto: float32 on a CPU, the checkpoint's own on a GPU"
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="auto: float32 on a CPU, the checkpoint's own on a GPU",
     )
     model.add_argument("--device", default="auto", help="cpu, cuda, cuda:N, or auto (default)")
     model.add_argument(

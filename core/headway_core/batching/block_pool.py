@@ -48,9 +48,7 @@ class BlockPool:
     @property
     def coming(self) -> int:
         """Blocks that become available when the plans in flight are complete."""
-        if not self._leaving:
-            return 0
-        return self.freed_by(())
+        return self.freed_by(()) if self._leaving else 0
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
         """Published blocks of the longest run of `digests` from the first. Changes nothing: `hold` them first."""
@@ -75,10 +73,7 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks with one reference each and no content; cached ones are forgotten when the free ones run out.
-
-        Raises:
-            ValueError: fewer are available. Ask `available` first.
-        """
+        Raises ValueError when fewer are `available`."""
         if count > self.available:
             raise ValueError(f"{count} blocks asked for, {self.available} available")
         taken: list[int] = []

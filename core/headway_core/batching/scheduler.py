@@ -87,11 +87,7 @@ class Scheduler:
         return True
 
     def set_knobs(self, knobs: Knobs) -> None:
-        """The knobs from the next iteration on; lowering them ends nobody (rule 2).
-
-        Raises:
-            ValueError: one of them is None. Start-up values are the owner's to fill in.
-        """
+        """The knobs from the next iteration on; lowering them ends nobody (rule 2). Raises ValueError for a None."""
         if knobs.max_num_seqs is None or knobs.prefill_token_budget is None:
             raise ValueError(f"the scheduler needs both knobs, not {knobs}")
         self._stable_for = 0
@@ -119,9 +115,7 @@ class Scheduler:
     def complete(self, result: IterationResult, now: float) -> tuple[Event, ...]:
         """Takes the result of the oldest plan in flight; returns the events since the last call, evictions included.
 
-        Raises:
-            ValueError: it is not the oldest plan in flight, or an item that sampled has no outcome. Nothing is changed
-            then.
+        Raises ValueError, and changes nothing, for another plan or when an item that sampled has no outcome.
         """
         plan = next(iter(self._in_flight.values()), None)
         if plan is None or plan.plan_id != result.plan_id:
@@ -129,9 +123,7 @@ class Scheduler:
         outcomes = {(seq_id, epoch): finished for seq_id, epoch, finished in result.outcomes}
         for seq_id, epoch, _, _, _, samples, _ in plan.items:
             if samples and (seq_id, epoch) not in outcomes:
-                raise ValueError(
-                    f"plan {plan.plan_id} sampled for sequence {seq_id}, and the result has no outcome for it"
-                )
+                raise ValueError(f"plan {plan.plan_id} sampled for sequence {seq_id}: the result has no outcome for it")
         del self._in_flight[plan.plan_id]
         state = self._state
         state.pool.complete(plan.plan_id)
@@ -169,9 +161,7 @@ class Scheduler:
         """Does as if the last completed plan had run so many times more and nobody had ended: a simulator's jump.
 
         Returns no events, and no plan holds the blocks that sequences grew by: not for executors with block tables.
-
-        Raises:
-            ValueError: more than what is left of the plan's `stable_for`, or something happened since then.
+        Raises ValueError for more than what is left of the plan's `stable_for`, or if something happened since.
         """
         if not 0 <= iterations <= self._stable_for:
             raise ValueError(f"{iterations} iterations asked for, and {self._stable_for} are known to be alike")

@@ -69,8 +69,7 @@ class SchedulerState:
         """The cached blocks that `seq` could begin with; never all of it: computing its last token gives the next."""
         if not self.prefix_caching:
             return []
-        most = (seq.num_tokens - 1) // self.block_size
-        return self.pool.match(seq.digests[:most])
+        return self.pool.match(seq.digests[: (seq.num_tokens - 1) // self.block_size])
 
     def enter(self, seq: Sequence, now: float) -> None:
         """A newcomer."""
@@ -171,9 +170,7 @@ class SchedulerState:
         self.tally.check(self.sequences.values())
         slots = {seq.slot for seq in running}
         if None in slots or len(slots) != len(running) or len(slots) + len(self._free_slots) != self._slots:
-            raise AssertionError(
-                f"{len(running)} run in slots {slots}, {len(self._free_slots)} of {self._slots} slots are free"
-            )
+            raise AssertionError(f"{len(running)} run in slots {slots}, {len(self._free_slots)} of {self._slots} free")
         priorities = Counter(map(self.policy.preemption_priority, running))
         if priorities != self.running_priorities:
             raise AssertionError(f"{priorities} run, and the state says {self.running_priorities}")
@@ -183,9 +180,7 @@ class SchedulerState:
             runs = seq.state is State.RUNNING
             places = (seq.seq_id in self.prefilling) + (seq.seq_id in self.decoding)
             if places != runs or runs != (seq.slot is not None) or runs != bool(seq.blocks):
-                raise AssertionError(
-                    f"sequence {seq.seq_id} is {seq.state.value} and holds what it should not, or not what it should"
-                )
+                raise AssertionError(f"sequence {seq.seq_id} is {seq.state.value} and does not hold what it should")
             if seq.num_computed + seq.num_inflight > len(seq.blocks) * self.block_size:
                 raise AssertionError(f"sequence {seq.seq_id} has too few blocks for what it computed")
 

@@ -64,7 +64,20 @@ class StepTimes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fcfs:
+class _OneClass:
+    """What most policies have in common."""
+
+    def preemption_priority(self, _seq: Sequence) -> int:
+        """One class for all."""
+        return 0
+
+    def budget(self, view: IterationView, _now: float) -> int:
+        """All that the knob allows."""
+        return view.prefill_token_budget
+
+
+@dataclass(frozen=True, slots=True)
+class Fcfs(_OneClass):
     """First come, first served, no preemption: the first that lacks blocks for its whole length holds up the others."""
 
     preempts: bool = False
@@ -74,17 +87,9 @@ class Fcfs:
         """By arrival alone."""
         return (seq.arrival, seq.seq_id)
 
-    def preemption_priority(self, _seq: Sequence) -> int:
-        """One class for all."""
-        return 0
-
-    def budget(self, view: IterationView, _now: float) -> int:
-        """All that the knob allows."""
-        return view.prefill_token_budget
-
 
 @dataclass(frozen=True, slots=True)
-class ShortestJobFirst:
+class ShortestJobFirst(_OneClass):
     """The least remaining work (prefill and most possible output) first, in all classes. Long jobs rely on ageing."""
 
     preempts: bool = True
@@ -94,17 +99,9 @@ class ShortestJobFirst:
         """The promoted one, then by remaining tokens."""
         return (not seq.promoted, seq.remaining_prefill + seq.remaining_outputs, seq.arrival, seq.seq_id)
 
-    def preemption_priority(self, _seq: Sequence) -> int:
-        """One class for all."""
-        return 0
-
-    def budget(self, view: IterationView, _now: float) -> int:
-        """All that the knob allows."""
-        return view.prefill_token_budget
-
 
 @dataclass(frozen=True, slots=True)
-class PriorityPreemptive:
+class PriorityPreemptive(_OneClass):
     """The default: by class, preempted first, then arrival. A higher class takes slots and blocks from a lower one."""
 
     preempts: bool = True
@@ -117,10 +114,6 @@ class PriorityPreemptive:
     def preemption_priority(self, seq: Sequence) -> int:
         """The class's priority."""
         return seq.priority
-
-    def budget(self, view: IterationView, _now: float) -> int:
-        """All that the knob allows."""
-        return view.prefill_token_budget
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,8 +103,6 @@ class Calibration:
         for _ in range(shape.decode_rows):
             item(shape.context_tokens // shape.decode_rows - 1, 1)
         if shape.prefill_tokens:
-            item(
-                max(0, round(shape.prefill_pairs / shape.prefill_tokens - shape.prefill_tokens / 2)),
-                shape.prefill_tokens,
-            )
+            start = max(0, round(shape.prefill_pairs / shape.prefill_tokens - shape.prefill_tokens / 2))
+            item(start, shape.prefill_tokens)
         return items

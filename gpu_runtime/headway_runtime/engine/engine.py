@@ -29,7 +29,8 @@ from headway_core.errors import RequestError, Unschedulable
 
 from headway_runtime.engine.engine_stats import FinishedRequest
 from headway_runtime.ipc.messages import AddSequence, Commands, Ended, EndReason, TokenIds, TokenLogprobs, TokenOut
-from headway_runtime.model.model_runner import ModelRunner, StepOutput
+from headway_runtime.model.model_runner import ModelRunner
+from headway_runtime.model.sampler import Sampled
 
 
 class StepTimePredictor(Protocol):
@@ -65,9 +66,8 @@ class LiveSequence:
     def finished_request(self, now: float) -> FinishedRequest | None:
         """What it was, now that it is over; None when it never had a token."""
         prompt = len(self.request.prompt)
-        return (
-            FinishedRequest(now, prompt, self.seq.cached_tokens, self.length - prompt) if self.length > prompt else None
-        )
+        output = self.length - prompt
+        return FinishedRequest(now, prompt, self.seq.cached_tokens, output) if output else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +172,9 @@ class Engine:
 
     def set_knobs(self, knobs: Knobs) -> None:
         """The knobs from the next iteration on; the start-up limits where they are None or above them."""
-        most = self._limits
-        self.scheduler.set_knobs(
-            Knobs(
-                max_num_seqs=min(knobs.max_num_seqs or most.max_num_seqs, most.max_num_seqs),
-                prefill_token_budget=min(
-                    knobs.prefill_token_budget or most.prefill_token_budget, most.prefill_token_budget
-                ),
-            )
-        )
+        rows, tokens = self._limits.max_num_seqs, self._limits.prefill_token_budget
+        rows, tokens = min(knobs.max_num_seqs or rows, rows), min(knobs.prefill_token_budget or tokens, tokens)
+        self.scheduler.set_knobs(Knobs(max_num_seqs=rows, prefill_token_budget=tokens))
 
     def step(self) -> StepRecord | None:
         """One iteration; None when there is nothing to compute."""
@@ -218,7 +212,7 @@ class Engine:
         ended, self._ended = tuple(self._ended), []
         return ended
 
-    def _execute(self, plan: IterationPlan) -> StepOutput:
+    def _execute(self, plan: IterationPlan) -> Sampled:
         for slot in plan.freed_slots:
             self._runner.free(slot)
         for item in plan.items:
@@ -228,10 +222,10 @@ class Engine:
                 live.bound_epoch = item.epoch
         return self._runner.execute(plan.items)
 
-    def _account(self, sampled: list[PlanItem], output: StepOutput) -> dict[int, tuple[EndReason, str] | None]:
+    def _account(self, sampled: list[PlanItem], output: Sampled) -> dict[int, tuple[EndReason, str] | None]:
         """Appends the new tokens to their sequences and says which sequences end by them, and why."""
         reasons: dict[int, tuple[EndReason, str] | None] = {}
-        for at, (item, token) in enumerate(zip(sampled, output.tokens.tolist(), strict=True)):
+        for at, (item, token) in enumerate(zip(sampled, output.ids.tolist(), strict=True)):
             live = self._live[item.seq_id]
             if at in output.errors:
                 reasons[item.seq_id] = (EndReason.ERROR, output.errors[at])
@@ -245,14 +239,13 @@ class Engine:
             else:
                 reasons[item.seq_id] = None
                 if self._prefix_caching and live.length % self._block_size == 0:
-                    extend_digests(
-                        live.seq.digests, live.tokens[: live.length].tolist(), self._block_size, live.request.salt
-                    )
+                    known = live.tokens[: live.length].tolist()
+                    extend_digests(live.seq.digests, known, self._block_size, live.request.salt)
         return reasons
 
-    def _tokens_out(self, sampled: list[PlanItem], output: StepOutput) -> tuple[TokenOut, ...]:
+    def _tokens_out(self, sampled: list[PlanItem], output: Sampled) -> tuple[TokenOut, ...]:
         tokens: list[TokenOut] = []
-        for at, (item, token) in enumerate(zip(sampled, output.tokens.tolist(), strict=True)):
+        for at, (item, token) in enumerate(zip(sampled, output.ids.tolist(), strict=True)):
             if at in output.errors:
                 continue
             live = self._live[item.seq_id]
@@ -262,9 +255,8 @@ class Engine:
         return tuple(tokens)
 
 
-def _logprobs(output: StepOutput, at: int, wanted: int | None) -> TokenLogprobs | None:
+def _logprobs(result: Sampled, at: int, wanted: int | None) -> TokenLogprobs | None:
     """The log-probabilities that the request wants of the token at place `at`."""
-    result = output.sampled
     if wanted is None or result.logprobs is None:
         return None
     top: list[tuple[int, float]] = []

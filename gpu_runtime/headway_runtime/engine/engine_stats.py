@@ -99,9 +99,8 @@ class EngineStats:
         """C by the step-time model, where no iteration filled its budget lately: admission needs C then too."""
         budget = self._scheduler.prefill_token_budget
         held = round(load.running * mix.context_tokens) if mix is not None else 0
-        seconds = self._model.predict(
-            IterationShape(budget, budget * budget // 2, load.running, held, load.running + 1)
-        )
+        shape = IterationShape(budget, budget * budget // 2, load.running, held, load.running + 1)
+        seconds = self._model.predict(shape)
         return budget / seconds if seconds else None
 
     def _expected_completion_rate(self, mix: Mix | None) -> float | None:
@@ -109,19 +108,14 @@ class EngineStats:
         if mix is None:
             return None
         rows = self._scheduler.max_num_seqs
-        prefill = min(
-            self._scheduler.prefill_token_budget,
-            round(rows * (mix.prompt_tokens - mix.cached_tokens) / mix.output_tokens),
-        )
-        shape = IterationShape(
-            prefill, round(prefill * mix.prompt_tokens / 2), rows, round(rows * mix.context_tokens), rows
-        )
-        seconds = self._model.predict(shape)
+        computed = round(rows * (mix.prompt_tokens - mix.cached_tokens) / mix.output_tokens)
+        prefill = min(self._scheduler.prefill_token_budget, computed)
+        pairs, held = round(prefill * mix.prompt_tokens / 2), round(rows * mix.context_tokens)
+        seconds = self._model.predict(IterationShape(prefill, pairs, rows, held, rows))
         return rows / (mix.output_tokens * seconds) if seconds else None
 
     def _longest_step(self) -> float | None:
-        """Seconds of the heaviest iteration allowed: all slots decode, a full pool, a full prefill that ends a
-        prompt."""
+        """Seconds of the heaviest iteration allowed: all slots decode, a full pool, a full prefill ending a prompt."""
         rows, budget = self._limits.max_num_seqs, self._limits.prefill_token_budget
         context = self._limits.total_blocks * self._limits.block_size
         pairs = budget * max(budget, self._limits.max_model_len)

@@ -107,9 +107,8 @@ class EngineLoop:
 
     def ready(self) -> Ready:
         """What the server needs to know."""
-        return Ready(
-            self.limits, self._runner.vocab_size, tuple(sorted(self._runner.eos_ids)), self._runner.kv_bytes_per_token
-        )
+        runner = self._runner
+        return Ready(self.limits, runner.vocab_size, tuple(sorted(runner.eos_ids)), runner.kv_bytes_per_token)
 
     def run(self, channel: EngineChannel) -> None:
         """Steps until the channel closes; then ChannelClosed is raised."""
@@ -179,17 +178,13 @@ def _sizes(settings: EngineSettings, checkpoint: Checkpoint) -> tuple[int, int]:
     wanted_len = settings.max_model_len or positions
     num_blocks = choose_num_blocks(settings, checkpoint, wanted_len)
     pool_tokens = num_blocks * settings.block_size
+    remedy = "raise --kv-cache-memory-bytes or --num-blocks"
     if settings.max_model_len is not None and settings.max_model_len > pool_tokens:
         raise SettingsError(
-            f"the KV pool holds {pool_tokens} tokens, {settings.max_model_len} is more: raise "
-            "--kv-cache-memory-bytes or --num-blocks",
-            "--max-model-len",
+            f"the KV pool holds {pool_tokens} tokens, {settings.max_model_len} is more: {remedy}", "--max-model-len"
         )
     if pool_tokens < 2:
-        raise SettingsError(
-            f"the KV pool would hold {pool_tokens} tokens: raise --kv-cache-memory-bytes or --num-blocks",
-            "--num-blocks",
-        )
+        raise SettingsError(f"the KV pool would hold {pool_tokens} tokens: {remedy}", "--num-blocks")
     return min(wanted_len, pool_tokens), num_blocks
 
 

@@ -49,10 +49,7 @@ class FrameDecoder:
         while len(self._buffer) - at >= _PREFIX:
             length = int.from_bytes(self._buffer[at : at + _PREFIX], "big")
             if length > MAX_MESSAGE_BYTES:
-                raise ChannelClosed(
-                    f"a message of {length} bytes was announced and {MAX_MESSAGE_BYTES} is the most: the stream "
-                    "is broken"
-                )
+                raise ChannelClosed(f"the stream is broken: a message of {length} bytes, above {MAX_MESSAGE_BYTES}")
             if len(self._buffer) - at - _PREFIX < length:
                 break
             at += _PREFIX
@@ -82,11 +79,8 @@ class EngineChannel:
         self._max_unsent = max_unsent
 
     def receive(self, wait: bool) -> list[dict[str, Any]]:
-        """Messages that have arrived; with `wait`, at least one is waited for (and pending output is flushed
-        meanwhile).
-
-        Raises ChannelClosed when the server's end is closed.
-        """
+        """Messages that have arrived; `wait` waits for at least one, and flushes pending output meanwhile. Raises
+        ChannelClosed when the server's end is closed."""
         messages: list[dict[str, Any]] = []
         while True:
             self._flush()

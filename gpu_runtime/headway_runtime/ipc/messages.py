@@ -125,9 +125,8 @@ class Ready:
     @classmethod
     def unpack(cls, data: Mapping[str, Any]) -> Ready:
         """The inverse of `pack`."""
-        return cls(
-            EngineLimits(*data["limits"]), data["vocab_size"], tuple(data["eos_ids"]), data["kv_bytes_per_token"]
-        )
+        limits, eos_ids = EngineLimits(*data["limits"]), tuple(data["eos_ids"])
+        return cls(limits, data["vocab_size"], eos_ids, data["kv_bytes_per_token"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,15 +200,13 @@ class EngineLoad:
     @classmethod
     def unpack(cls, data: dict[str, Any]) -> EngineLoad:
         """The inverse of `pack`."""
-        return cls(
-            **{
-                **data,
-                "knobs": Knobs(*data["knobs"]),
-                "classes": tuple(ClassLoad(*one) for one in data["classes"]),
-                "step_time": None if data["step_time"] is None else StepTimeReport(*data["step_time"]),
-                "mix": None if data["mix"] is None else Mix(*data["mix"]),
-            }
-        )
+        own = {
+            "knobs": Knobs(*data["knobs"]),
+            "classes": tuple(ClassLoad(*one) for one in data["classes"]),
+            "step_time": None if data["step_time"] is None else StepTimeReport(*data["step_time"]),
+            "mix": None if data["mix"] is None else Mix(*data["mix"]),
+        }
+        return cls(**data | own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,10 +98,8 @@ class SamplingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises RequestError for an id that the model does not have."""
-        for name, ids in (
-            ("logit_bias", [token for token, _ in self.logit_bias]),
-            ("stop_token_ids", self.stop_token_ids),
-        ):
+        biased = [token for token, _ in self.logit_bias]
+        for name, ids in (("logit_bias", biased), ("stop_token_ids", self.stop_token_ids)):
             for token in ids:
                 if token >= vocab_size:
                     raise RequestError(

@@ -75,9 +75,8 @@ class CompiledAttention:
     def begin(self, batch: FlatBatch) -> None:
         """Lay out one iteration: which queries are computed together."""
         count = len(batch.decode_slots)
-        decodes = np.stack(
-            (np.arange(count), np.ones(count, dtype=np.int64), batch.decode_positions, batch.decode_slots), axis=1
-        )
+        ones = np.ones(count, dtype=np.int64)
+        decodes = np.stack((np.arange(count), ones, batch.decode_positions, batch.decode_slots), axis=1)
         chunks = [
             (chunk.offset + done, min(self._queries, chunk.count - done), chunk.start + done, chunk.slot)
             for chunk in batch.chunks

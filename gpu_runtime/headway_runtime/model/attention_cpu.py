@@ -19,7 +19,15 @@ import torch
 from numpy.typing import NDArray
 
 from headway_runtime.model.architecture.config import ModelConfig
-from headway_runtime.model.attention_layout import DecodeRun, Span, attend_tiles, chunk_span, decode_runs, visible_keys
+from headway_runtime.model.attention_layout import (
+    DecodeRun,
+    MaskedTile,
+    Span,
+    attend_tiles,
+    chunk_span,
+    decode_runs,
+    visible_keys,
+)
 from headway_runtime.model.flat_batch import FlatBatch
 from headway_runtime.model.kv_cache import KVCache
 
@@ -61,17 +69,14 @@ class _Decodes:
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """A chunk: the pieces to gather, keys then values, (2 · H · blocks,), and (first, last, keys, additive mask) of
-    each tile.
-
-    None is gathered for a chunk that begins its sequence.
-    """
+    """Queries [first, last) of the batch, a chunk of one sequence, over `blocks` blocks."""
 
     first: int
     last: int
     blocks: int
     pieces: torch.Tensor | None
-    tiles: tuple[tuple[int, int, int, torch.Tensor], ...]
+    """(2 · H · blocks,) what to gather, keys then values; None for a chunk that begins its sequence."""
+    tiles: tuple[MaskedTile, ...]
 
 
 class CpuAttention:
@@ -160,9 +165,7 @@ class CpuAttention:
     def _bags_of(self, runs: list[DecodeRun]) -> _Decodes:
         cache, size, heads = self._cache, self._cache.block_size, self._cache.kv_heads * self._groups
         pieces = [cache.key_pieces(run.table)[:, :, None, :, None] for run in runs]  # (rows, H, 1, blocks, 1) each
-        blocks = np.concatenate(
-            [np.full(len(run.table) * heads, run.table.shape[1]) for run in runs]
-        )  # (rows · H · G,)
+        blocks = np.concatenate([np.full(len(run.table) * heads, run.table.shape[1]) for run in runs])  # (rows·H·G,)
         key_bags = int(blocks.sum())
         if key_bags * size > len(self._probabilities):
             self._weights = torch.empty(key_bags * cache.head_dim * 5 // 4, dtype=cache.data.dtype)

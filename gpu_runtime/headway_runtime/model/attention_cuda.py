@@ -6,7 +6,6 @@ copy each before the first layer, and masks are made there. Only the reasons are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
@@ -14,7 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from headway_runtime.model.architecture.config import ModelConfig
-from headway_runtime.model.attention_layout import DecodeRun, Tile, attend_tiles, chunk_span, decode_runs, visible_keys
+from headway_runtime.model.attention_layout import (
+    DecodeRun,
+    MaskedTile,
+    Span,
+    Tile,
+    attend_tiles,
+    chunk_span,
+    decode_runs,
+    visible_keys,
+)
 from headway_runtime.model.flat_batch import FlatBatch
 from headway_runtime.model.kv_cache import KVCache
 from headway_runtime.model.logits_processors import to_device
@@ -36,8 +44,8 @@ class _Gather:
     key_pieces: torch.Tensor
     """(rows · H · blocks,)."""
     value_pieces: torch.Tensor
-    masks: tuple[tuple[int, int, int, torch.Tensor | None], ...]
-    """(first query, last query, keys, additive mask): one tile for decodes, some for a chunk."""
+    masks: tuple[MaskedTile, ...]
+    """One for decodes, some for a chunk."""
 
 
 class CudaAttention:
@@ -62,17 +70,10 @@ class CudaAttention:
         self._new_keys_at = to_device(blocks, self._device), to_device(batch.positions % size, self._device)
         for window in dict.fromkeys(self._windows):
             runs = decode_runs(batch, tables, size, window, slack=_SLACK, most_blocks=_MOST_BLOCKS)
-            self._decodes[window] = [
-                self._gather(run.first, run.last, run.table, [(0, 1, 0, self._run_mask(run))]) for run in runs
-            ]
+            self._decodes[window] = [self._gather(run, [(0, 1, 0, self._run_mask(run))]) for run in runs]
             spans = [chunk_span(chunk, tables, size, window, tile=_TILE) for chunk in batch.chunks]
             self._prefills[window] = [
-                self._gather(
-                    span.first,
-                    span.last,
-                    span.table,
-                    [(*astuple(tile), self._tile_mask(tile, window)) for tile in span.tiles],
-                )
+                self._gather(span, [(*astuple(tile), self._tile_mask(tile, window)) for tile in span.tiles])
                 for span in spans
             ]
 
@@ -112,19 +113,13 @@ class CudaAttention:
         values = pieces.index_select(0, gather.value_pieces).view(*shape, cache.block_size, cache.head_dim)
         return keys, values
 
-    def _gather(
-        self,
-        first: int,
-        last: int,
-        table: NDArray[np.int32],
-        tiles: Sequence[tuple[int, int, int, torch.Tensor | None]],
-    ) -> _Gather:
-        keys = self._cache.key_pieces(table)
+    def _gather(self, part: DecodeRun | Span, tiles: list[MaskedTile]) -> _Gather:
+        keys = self._cache.key_pieces(part.table)
         return _Gather(
-            first=first,
-            last=last,
-            rows=table.shape[0],
-            blocks=table.shape[1],
+            first=part.first,
+            last=part.last,
+            rows=part.table.shape[0],
+            blocks=part.table.shape[1],
             key_pieces=to_device(keys.reshape(-1), self._device),
             value_pieces=to_device((keys + self._cache.kv_heads).reshape(-1), self._device),
             masks=tuple(tiles),

@@ -17,6 +17,9 @@ from torch.nn import functional
 
 from headway_runtime.model.flat_batch import Chunk, FlatBatch
 
+MaskedTile = tuple[int, int, int, torch.Tensor | None]
+"""(first query, last query, keys, additive mask) of a tile."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeRun:
@@ -108,16 +111,9 @@ def visible_keys(queries: int, keys: int, window: int | None, device: torch.devi
 
 
 def attend_tiles(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    tiles: Iterable[tuple[int, int, int, torch.Tensor | None]],
-    out: torch.Tensor,
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tiles: Iterable[MaskedTile], out: torch.Tensor
 ) -> None:
-    """A chunk's attention, tile by tile: q and out (queries, H, G, D); keys and values (H, keys, D).
-
-    A tile is (first query, last query, keys, additive mask).
-    """
+    """A chunk's attention, tile by tile: q and out (queries, H, G, D); keys and values (H, keys, D)."""
     keys, values = keys.unsqueeze(1), values.unsqueeze(1)
     groups = q.shape[2]
     for first, last, visible, mask in tiles:

@@ -89,9 +89,8 @@ def draw_from_all(weights: Tensor, cumulative: Tensor, uniform: Tensor) -> Tenso
     block = torch.minimum((cumulative <= target).sum(1, keepdim=True), (cumulative < total).sum(1, keepdim=True))
     before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp_(min=0)), 0.0)
     here = cumulative.gather(1, block) - before
-    inside = (
-        weights.view(rows, width // BLOCK, BLOCK).gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
-    )  # (R, BLOCK)
+    blocks = weights.view(rows, width // BLOCK, BLOCK)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)  # (R, BLOCK)
     running = inside.double().cumsum(1)
     total = running[:, -1:]
     # The block's float32 and float64 sums differ in the last bits: carry the fraction over, stop at the last weight.

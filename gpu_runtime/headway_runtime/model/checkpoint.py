@@ -17,11 +17,11 @@ import torch
 from headway_core.errors import CheckpointError
 from safetensors import SafetensorError, safe_open
 
-from headway_runtime.command_line import DTYPES
 from headway_runtime.model.architecture.config import EMBEDDING, HEAD, ModelConfig, read_config, read_token_ids
 from headway_runtime.model.gguf_checkpoint import GgufFile
 
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_NAMED = {str(dtype).removeprefix("torch."): dtype for dtype in _STORED.values()}
 _HARMLESS = ("rotary_emb.inv_freq",)
 """Endings of tensors that old checkpoints carry and that follow from the config."""
 
@@ -59,25 +59,23 @@ def open_checkpoint(path: Path, dtype: str = "auto", device: str = "cpu") -> Che
 
     `dtype` auto: on a GPU the stored one, on a CPU float32 unless it computes in bfloat16. Raises CheckpointError.
     """
-    if dtype not in DTYPES:
-        raise CheckpointError(str(path), "dtype", f"must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if dtype != "auto" and dtype not in _NAMED:
+        raise CheckpointError(str(path), "dtype", f"must be one of auto, {', '.join(_NAMED)}, not {dtype!r}")
     if not path.exists():
         raise CheckpointError(str(path), "", "does not exist: give a model folder or a .gguf file")
     if path.is_file():
         if path.suffix != ".gguf":
             raise CheckpointError(str(path), "", "is neither a folder nor a .gguf file")
         file = GgufFile(path)
-        return Checkpoint(
-            path, path.stem, file.config, choose_dtype(dtype, device, torch.float32), file.eos_ids, file.bos_id, file
-        )
+        chosen = choose_dtype(dtype, device, torch.float32)
+        return Checkpoint(path, path.stem, file.config, chosen, file.eos_ids, file.bos_id, file)
     return _open_folder(path, dtype, device)
 
 
 def choose_dtype(dtype: str, device: str, stored: torch.dtype) -> torch.dtype:
     """The dtype that `auto` or a name means on this machine."""
     if dtype != "auto":
-        named: torch.dtype = getattr(torch, dtype)
-        return named
+        return _NAMED[dtype]
     if not device.startswith("cpu"):
         return stored
     return torch.bfloat16 if _cpu_computes_bfloat16() and stored == torch.bfloat16 else torch.float32
@@ -99,17 +97,12 @@ def _open_folder(path: Path, dtype: str, device: str) -> Checkpoint:
     tied_head = config.tied and HEAD in weights.names
     weights.check(config.tensor_shapes(), ignored=(HEAD,) if tied_head else ())
     if tied_head and not torch.equal(weights.load(HEAD), weights.load(EMBEDDING)):
-        raise CheckpointError(
-            str(weights.file_of(HEAD)),
-            HEAD,
-            f"differs from {EMBEDDING} although config.json says tie_word_embeddings: set that to false to use "
-            "this head, or remove it",
-        )
+        reason = f"differs from {EMBEDDING}: set tie_word_embeddings to false to use this head, or remove it"
+        raise CheckpointError(str(weights.file_of(HEAD)), HEAD, reason)
     generation_path = path / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
-    eos = read_token_ids(raw, str(config_path), "eos_token_id") | read_token_ids(
-        generation, str(generation_path), "eos_token_id"
-    )
+    eos = read_token_ids(raw, str(config_path), "eos_token_id")
+    eos |= read_token_ids(generation, str(generation_path), "eos_token_id")
     bos = read_token_ids(raw, str(config_path), "bos_token_id")
     return Checkpoint(
         path=path,
@@ -178,17 +171,14 @@ class SafetensorsWeights:
                 raise CheckpointError(
                     str(self._listing), name, f"is missing: the model needs this tensor of shape {list(shape)}{remedy}"
                 )
-            with safe_open(self._shards[name], framework="pt") as opened:
+            file = str(self._shards[name])
+            with safe_open(file, framework="pt") as opened:
                 found = opened.get_slice(name)
                 stored, dtype = tuple(found.get_shape()), found.get_dtype()
             if stored != shape:
-                raise CheckpointError(
-                    str(self._shards[name]), name, f"has shape {list(stored)}, but config.json asks for {list(shape)}"
-                )
+                raise CheckpointError(file, name, f"has shape {list(stored)}, but config.json asks for {list(shape)}")
             if dtype not in _STORED:
-                raise CheckpointError(
-                    str(self._shards[name]), name, f"is stored as {dtype}: must be one of {', '.join(_STORED)}"
-                )
+                raise CheckpointError(file, name, f"is stored as {dtype}: must be one of {', '.join(_STORED)}")
         for name in sorted(self.names - set(shapes) - set(ignored)):
             if not name.endswith(_HARMLESS):
                 raise CheckpointError(
@@ -208,9 +198,8 @@ class SafetensorsWeights:
         """The tensor as it is stored."""
         try:
             with safe_open(self._shards[name], framework="pt") as opened:
-                tensor: torch.Tensor = opened.get_tensor(
-                    name
-                ).clone()  # it is mapped, and would follow what is written to the file
+                # A copy: it is mapped, and would follow what is written to the file.
+                tensor: torch.Tensor = opened.get_tensor(name).clone()
         except (SafetensorError, OSError) as error:
             raise CheckpointError(str(self._shards[name]), name, f"cannot be read: {error}") from error
         return tensor

@@ -41,9 +41,8 @@ class FlatBatch:
 
 def flatten(items: Sequence[PlanItem]) -> FlatBatch:
     """Lay an iteration's items out. A one-token chunk counts as a decode: the arithmetic is the same."""
-    singles = sorted(
-        (index for index, item in enumerate(items) if item.count == 1), key=lambda index: items[index].start
-    )
+    singles = [index for index, item in enumerate(items) if item.count == 1]
+    singles.sort(key=lambda index: items[index].start)
     longer = [index for index, item in enumerate(items) if item.count > 1]
     decode_slots = np.array([items[index].slot for index in singles], dtype=np.int64)
     decode_positions = np.array([items[index].start for index in singles], dtype=np.int64)

@@ -37,16 +37,11 @@ _REFUSED = ("rope.scale_linear", "expert_count", "attention.sliding_window", "ro
 def _read_config(metadata: dict[str, Any], path: str, tensors: dict[str, ReaderTensor]) -> ModelConfig:
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
-        raise CheckpointError(
-            path,
-            "general.architecture",
-            f"must be llama, not {architecture!r}: use a safetensors folder for other families",
-        )
+        reason = f"must be llama, not {architecture!r}: use a safetensors folder for other families"
+        raise CheckpointError(path, "general.architecture", reason)
     for key in _REFUSED:
-        if metadata.get(f"llama.{key}"):
-            raise CheckpointError(
-                path, f"llama.{key}", f"is not supported in GGUF, and is {metadata[f'llama.{key}']!r}"
-            )
+        if value := metadata.get(f"llama.{key}"):
+            raise CheckpointError(path, f"llama.{key}", f"is not supported in GGUF, and is {value!r}")
 
     def count(key: str, default: int | None = None) -> int:
         value = metadata.get(f"llama.{key}", default)
@@ -57,11 +52,8 @@ def _read_config(metadata: dict[str, Any], path: str, tensors: dict[str, ReaderT
     hidden, heads, layers = count("embedding_length"), count("attention.head_count"), count("block_count")
     head_dim = count("attention.key_length", hidden // heads)
     if count("attention.value_length", head_dim) != head_dim or count("rope.dimension_count", head_dim) != head_dim:
-        raise CheckpointError(
-            path,
-            "llama.rope.dimension_count",
-            f"keys, values and rotation must all span {head_dim} dimensions of a head",
-        )
+        reason = f"keys, values and rotation must all span {head_dim} dimensions of a head"
+        raise CheckpointError(path, "llama.rope.dimension_count", reason)
     declared = count("context_length")
     rope = _read_rope(metadata, path, declared)
     return ModelConfig(
@@ -90,9 +82,8 @@ def _read_rope(metadata: dict[str, Any], path: str, declared: int) -> Rope:
         "factor": metadata.get("llama.rope.scaling.factor"),
         "original_max_position_embeddings": metadata.get("llama.rope.scaling.original_context_length", declared),
     }
-    return read_rope(
-        {"rope_scaling": scaling, "rope_theta": metadata.get("llama.rope.freq_base", 10000.0)}, path, declared
-    )
+    config = {"rope_scaling": scaling, "rope_theta": metadata.get("llama.rope.freq_base", 10000.0)}
+    return read_rope(config, path, declared)
 
 
 def _public_name(name: str) -> str:
@@ -115,7 +106,7 @@ class GgufFile:
         except (ValueError, OSError, IndexError) as error:
             raise CheckpointError(str(path), "", f"cannot be read as GGUF: {error}") from error
         metadata = {name: entry.contents() for name, entry in reader.fields.items() if name not in _BULKY}
-        self._path = path
+        self._path = str(path)
         self._tensors = {_public_name(tensor.name): tensor for tensor in reader.tensors}
         self.config = _read_config(metadata, str(path), self._tensors)
         ids = {
@@ -129,30 +120,28 @@ class GgufFile:
         for name, shape in shapes.items():
             if name not in self._tensors:
                 raise CheckpointError(
-                    str(self._path), name, f"is missing: the model needs this tensor of shape {list(shape)}"
+                    self._path, name, f"is missing: the model needs this tensor of shape {list(shape)}"
                 )
-            stored = tuple(
-                int(size) for size in reversed(self._tensors[name].shape)
-            )  # GGUF names the fastest dimension first
+            # GGUF names the fastest dimension first.
+            stored = tuple(int(size) for size in reversed(self._tensors[name].shape))
             if stored != shape:
                 raise CheckpointError(
-                    str(self._path), name, f"has shape {list(stored)}, but the metadata asks for {list(shape)}"
+                    self._path, name, f"has shape {list(stored)}, but the metadata asks for {list(shape)}"
                 )
         for name in sorted(set(self._tensors) - set(shapes)):
             raise CheckpointError(
-                str(self._path), name, "is read by no part of this model: its metadata does not describe it"
+                self._path, name, "is read by no part of this model: its metadata does not describe it"
             )
 
     def load(self, name: str) -> torch.Tensor:
         """The tensor in float32, Q and K rows in the order that `architecture.rope` rotates."""
         found = self._tensors[name]
         try:
-            values = torch.from_numpy(
-                np.array(dequantize(found.data, found.tensor_type))
-            )  # a copy: the file is mapped read-only
+            # A copy: the file is mapped read-only.
+            values = torch.from_numpy(np.array(dequantize(found.data, found.tensor_type)))
         except NotImplementedError as error:
             raise CheckpointError(
-                str(self._path), name, f"is stored as {found.tensor_type.name}, which cannot be dequantised"
+                self._path, name, f"is stored as {found.tensor_type.name}, which cannot be dequantised"
             ) from error
         if ".q_proj." in name or ".k_proj." in name:
             values = _unpermute(values, self.config.head_dim)

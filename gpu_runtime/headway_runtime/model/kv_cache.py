@@ -26,9 +26,8 @@ class KVCache:
         self.kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
         self.piece_size = block_size * config.head_dim
-        self.data = torch.zeros(
-            (num_blocks, self.layers, 2, self.kv_heads, self.piece_size), dtype=dtype, device=device
-        )
+        shape = num_blocks, self.layers, 2, self.kv_heads, self.piece_size
+        self.data = torch.zeros(shape, dtype=dtype, device=device)
         self._keys = self.data[:, :, 0].view(num_blocks, self.layers, self.kv_heads, self.head_dim, block_size)
         self._values = self.data[:, :, 1].view(num_blocks, self.layers, self.kv_heads, block_size, self.head_dim)
         flat = self.data.view(-1)

@@ -7,7 +7,6 @@ place. The runner only computes the items it is given: the same items give the s
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,23 +26,6 @@ from headway_runtime.model.logits_processors import to_device
 from headway_runtime.model.sampler import Sampled, Sampler
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """The new token of each item that sampled, in the order of the items; see `Sampled` for the rest."""
-
-    sampled: Sampled
-
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        """(S,) new tokens; -1 where `errors` has the item."""
-        return self.sampled.ids
-
-    @property
-    def errors(self) -> dict[int, str]:
-        """Index among the sampling items → why it has no token. The others are unharmed."""
-        return self.sampled.errors
-
-
 class ModelRunner:
     """A model, its KV cache of `num_blocks` blocks and `max_num_seqs` slots. Not thread-safe: one engine owns it."""
 
@@ -59,14 +41,10 @@ class ModelRunner:
         threads: int | None = None,
         eos_ids: Collection[int] = (),
     ) -> None:
-        """`eos_ids`: end tokens besides the checkpoint's. Raises CheckpointError, also if `max_model_len` is too
-        long."""
+        """`eos_ids`: end tokens besides the checkpoint's. Raises CheckpointError, for a long `max_model_len` too."""
         positions, rope = checkpoint.config.max_positions, checkpoint.config.rope.kind
         if max_model_len > positions:
-            reason = (
-                f"with a rotary embedding of type {rope} the model has {positions} positions, "
-                f"{max_model_len} were asked for"
-            )
+            reason = f"with rope of type {rope} the model has {positions} positions, {max_model_len} were asked for"
             raise CheckpointError(str(checkpoint.path), "max_position_embeddings", reason)
         if threads is not None:
             torch.set_num_threads(threads)
@@ -101,9 +79,8 @@ class ModelRunner:
     ) -> None:
         """Give a slot to a sequence, before the first item of an epoch.
 
-        `tokens` are all its known tokens, of which the first `num_prompt` are its prompt.
-
-        Raises RequestError for parameters that this vocabulary does not allow; the slot then stays free.
+        `tokens` are all its known tokens, of which the first `num_prompt` are its prompt. Raises RequestError for
+        parameters that this vocabulary does not allow; the slot then stays free.
         """
         known = np.asarray(tokens, dtype=np.int32)
         self._sampler.bind(slot, params, known[:num_prompt].tolist(), known[num_prompt:].tolist())
@@ -118,8 +95,8 @@ class ModelRunner:
         self._num_blocks[slot] = 0
 
     @torch.inference_mode()
-    def execute(self, items: Sequence[PlanItem]) -> StepOutput:
-        """Compute the items and sample where they say so; each new token is appended to its slot."""
+    def execute(self, items: Sequence[PlanItem]) -> Sampled:
+        """Compute the items; the new token of each that samples, in their order, is appended to its slot."""
         batch = self._begin(items)
         hidden = self._hidden(batch, batch.sample_places)
         sampled = Sampled(np.zeros(0, dtype=np.int32))
@@ -130,7 +107,7 @@ class ModelRunner:
             slots = batch.sample_slots[fits]
             self._tokens[slots, known[fits]] = sampled.ids[fits]
             self._num_tokens[slots] += 1
-        return StepOutput(sampled)
+        return sampled
 
     @torch.inference_mode()
     def logits(self, items: Sequence[PlanItem]) -> torch.Tensor:
@@ -143,12 +120,9 @@ class ModelRunner:
         config, cache, tables = self.config, self._cache, self._tables
         if self.device.type == "cuda":
             return CudaAttention(config, cache, tables)
-        kernels = kernels_for(cache.head_dim, cache.block_size, dtype)
-        return (
-            CpuAttention(config, cache, tables)
-            if kernels is None
-            else CompiledAttention(config, cache, tables, kernels)
-        )
+        if (kernels := kernels_for(cache.head_dim, cache.block_size, dtype)) is not None:
+            return CompiledAttention(config, cache, tables, kernels)
+        return CpuAttention(config, cache, tables)
 
     def _begin(self, items: Sequence[PlanItem]) -> FlatBatch:
         """Extend the block tables and lay the batch out."""

@@ -11,6 +11,7 @@ the ids, and again in an iteration with such a row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -115,14 +116,9 @@ class Sampler:
         best = self._argmax(logits)
         peak = logits.gather(1, best[:, None])  # (R, 1)
         ids, decided = self._draw(logits, peak, best, bound)
-        numbers = torch.stack([ids, decided.long(), peak.squeeze(1).isfinite().long(), peak.squeeze(1).isnan().long()])
-        host_ids, host_decided, finite, nan = numbers.cpu().numpy()  # the one place where the host waits for the device
-        errors = {
-            int(index): "the model's logits are not numbers"
-            if nan[index]
-            else _no_finite_maximum(float(peak[index, 0]))
-            for index in np.flatnonzero(finite == 0)
-        }
+        numbers = torch.stack([ids, decided.long(), peak.squeeze(1).isfinite().long()])
+        host_ids, host_decided, finite = numbers.cpu().numpy()  # the one place where the host waits for the device
+        errors = {int(index): _no_finite_maximum(float(peak[index, 0])) for index in np.flatnonzero(finite == 0)}
         undecided = np.flatnonzero((host_decided == 0) & (finite == 1))
         if len(undecided):
             host_ids[undecided] = self._draw_exactly(logits, peak, undecided, bound)
@@ -167,9 +163,8 @@ class Sampler:
                 torch.threshold_(weights[index], float(np.nextafter(least, np.float32(0.0))), 0.0)
             ids = categorical.draw_from_all(weights, categorical.mass(weights), cut.uniform)
             return ids, torch.ones_like(ids, dtype=torch.bool)
-        values, columns = categorical.ordered(
-            *categorical.largest(shifted, min(categorical.CANDIDATES, self.vocab_size))
-        )
+        fetched = categorical.largest(shifted, min(categorical.CANDIDATES, self.vocab_size))
+        values, columns = categorical.ordered(*fetched)
         total = categorical.mass(self._weigh(shifted, cut))[:, -1:] if kind == _FROM_TOP_P else None
         return categorical.draw_from_top(values, columns, cut, total, self.vocab_size)
 
@@ -184,24 +179,15 @@ class Sampler:
             shifted = self._shift(logits, peak, to_device(chunk, self.device))
             weights = self._weigh(shifted.clone(), cut)
             total = categorical.mass(weights)[:, -1:]
-            reached = [
-                categorical.reach(
-                    shifted[at],
-                    weights[at],
-                    total[at],
-                    int(self._cut[slot, _TOP_K]),
-                    float(self._cut[slot, _TOP_P]),
-                    self.vocab_size,
-                )
-                for at, slot in enumerate(slots)
-            ]
+            reached = []
+            for at, slot in enumerate(slots):
+                top_k, top_p = int(self._cut[slot, _TOP_K]), float(self._cut[slot, _TOP_P])
+                reached.append(categorical.reach(shifted[at], weights[at], total[at], top_k, top_p, self.vocab_size))
             columns = pad_sequence(reached, batch_first=True)  # (r, n)
-            values = pad_sequence(
-                [shifted[at, own] for at, own in enumerate(reached)], batch_first=True, padding_value=-torch.inf
-            )
-            drawn.append(
-                categorical.draw_from_top(*categorical.ordered(values, columns), cut, total, self.vocab_size)[0]
-            )
+            found = [shifted[at, own] for at, own in enumerate(reached)]
+            values = pad_sequence(found, batch_first=True, padding_value=-torch.inf)
+            candidates = categorical.ordered(values, columns)
+            drawn.append(categorical.draw_from_top(*candidates, cut, total, self.vocab_size)[0])
         return torch.cat(drawn).cpu().numpy()
 
     def _chunks(self, indices: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -210,9 +196,8 @@ class Sampler:
 
     def _cuts(self, slots: NDArray[np.int64]) -> Cut:
         """The slots' cuts and their uniform numbers for this output index."""
-        table = np.concatenate(
-            [self._cut[slots], uniforms(self._key[slots], self._length[slots])[:, None]], axis=1
-        )  # (r, 5)
+        uniform = uniforms(self._key[slots], self._length[slots])[:, None]
+        table = np.concatenate([self._cut[slots], uniform], axis=1)  # (r, 5)
         return Cut(*to_device(table, self.device).unsqueeze(2).unbind(1))  # five (r, 1)
 
     def _shift(self, logits: Tensor, peak: Tensor, where: Tensor) -> Tensor:
@@ -262,6 +247,8 @@ class Sampler:
 
 
 def _no_finite_maximum(peak: float) -> str:
+    if math.isnan(peak):
+        return "the model's logits are not numbers"
     if peak > 0:
         return "the model's logits are infinite"
     return "every token is masked: nothing is left to sample"

@@ -208,10 +208,10 @@ class Loop:
             return [requests[item.seq_id].answer.output[len(record.outputs[item.seq_id])] for item in sampling]
         output = self.runner.execute(plan.items)
         assert not output.errors
-        if output.sampled.logprobs is not None:
-            for item, logprob in zip(sampling, output.sampled.logprobs.tolist(), strict=True):
+        if output.logprobs is not None:
+            for item, logprob in zip(sampling, output.logprobs.tolist(), strict=True):
                 record.logprobs[item.seq_id].append(logprob)
-        return output.tokens.tolist()
+        return output.ids.tolist()
 
     def _sequence(self, index: int, request: Request, now: float) -> Sequence:
         prompt = request.answer.prompt

@@ -43,7 +43,7 @@ def generate(runner, answers, first_block=0):
             if index in result.errors:
                 errors[item.slot] = result.errors[index]
             else:
-                outputs[item.slot].append(int(result.tokens[index]))
+                outputs[item.slot].append(int(result.ids[index]))
     for row in range(len(answers)):
         runner.free(row)
     return outputs, errors
@@ -76,8 +76,8 @@ def test_a_sequence_whose_numbers_break_ends_alone(runner, answers):
 def test_an_inner_chunk_samples_nothing(runner, answers):
     prompt = answers[3].prompt
     runner.bind(0, np.array(prompt, dtype=np.int32), GREEDY, len(prompt))
-    assert len(runner.execute([PlanItem(0, 0, 0, 0, 39, False, (1, 2, 3))]).tokens) == 0
-    assert runner.execute([PlanItem(0, 0, 0, 39, 1, True, ())]).tokens.tolist() == [answers[3].output[0]]
+    assert len(runner.execute([PlanItem(0, 0, 0, 0, 39, False, (1, 2, 3))]).ids) == 0
+    assert runner.execute([PlanItem(0, 0, 0, 39, 1, True, ())]).ids.tolist() == [answers[3].output[0]]
 
 
 def test_it_says_what_it_holds(runner):

@@ -107,11 +107,8 @@ def read_config(config: Mapping[str, Any], path: str) -> ModelConfig:
         )
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
         raise CheckpointError(path, "hidden_act", f"only silu is computed here, not {config['hidden_act']!r}")
-    hidden, heads, layers = (
-        fields.count("hidden_size"),
-        fields.count("num_attention_heads"),
-        fields.count("num_hidden_layers"),
-    )
+    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    layers = fields.count("num_hidden_layers")
     kv_heads = fields.count("num_key_value_heads", heads)
     if heads % kv_heads:
         raise CheckpointError(path, "num_key_value_heads", f"must divide num_attention_heads = {heads}, not {kv_heads}")
@@ -169,11 +166,8 @@ def _family(config: Mapping[str, Any], path: str) -> str:
         return family
     if config.get("model_type") in ARCHITECTURES.values():
         return str(config["model_type"])
-    raise CheckpointError(
-        path,
-        "architectures",
-        f"is missing, and model_type = {config.get('model_type')!r} is none of the known families",
-    )
+    reason = f"is missing, and model_type = {config.get('model_type')!r} is none of the known families"
+    raise CheckpointError(path, "architectures", reason)
 
 
 def _windows(fields: _Fields, family: str, layers: int) -> tuple[int | None, ...]:

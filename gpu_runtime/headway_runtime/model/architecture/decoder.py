@@ -6,6 +6,7 @@ belongs to which sequence. Inference only: no gradients, no dropout.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -37,11 +38,8 @@ class Decoder:
         layouts = choose_layouts(examples, config.matrix_bytes(checkpoint.dtype), device)
 
         def load(*names: str) -> torch.Tensor:
-            return (
-                torch.cat([checkpoint.tensor(name) for name in names]).to(device)
-                if names[1:]
-                else checkpoint.tensor(*names).to(device)
-            )
+            tensors = [checkpoint.tensor(name) for name in names]
+            return (torch.cat(tensors) if len(tensors) > 1 else tensors[0]).to(device)
 
         def linear(*names: str, bias: bool) -> Linear:
             weights, biases = [f"{name}.weight" for name in names], [f"{name}.bias" for name in names]
@@ -108,22 +106,16 @@ class Decoder:
         return functional.rms_norm(x, weight.shape, weight, self.config.rms_eps)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
     """The weights of one layer."""
 
-    def __init__(
-        self,
-        *,
-        input_norm: torch.Tensor,
-        qkv: Linear,
-        q_norm: torch.Tensor | None,
-        k_norm: torch.Tensor | None,
-        output: Linear,
-        mlp_norm: torch.Tensor,
-        gate: Linear,
-        up: Linear,
-        down: Linear,
-    ) -> None:
-        self.input_norm, self.mlp_norm = input_norm, mlp_norm
-        self.qkv, self.output, self.gate, self.up, self.down = qkv, output, gate, up, down
-        self.q_norm, self.k_norm = q_norm, k_norm
+    input_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    output: Linear
+    mlp_norm: torch.Tensor
+    gate: Linear
+    up: Linear
+    down: Linear

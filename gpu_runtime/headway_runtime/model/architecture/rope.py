@@ -57,11 +57,8 @@ def read_rope(config: Mapping[str, Any], path: str, max_positions: int) -> Rope:
     if not isinstance(given, Mapping):
         raise CheckpointError(path, where, f"must be an object or null, not {given!r}")
     if scaling and parameters and _kind(scaling) != _kind(parameters):
-        raise CheckpointError(
-            path,
-            where,
-            f"contradicts rope_parameters: {_kind(scaling)!r} here, {_kind(parameters)!r} there; remove one",
-        )
+        reason = f"contradicts rope_parameters: {_kind(scaling)!r} here, {_kind(parameters)!r} there; remove one"
+        raise CheckpointError(path, where, reason)
     if any(isinstance(value, Mapping) for value in given.values()):
         raise CheckpointError(
             path, where, "a different embedding for each layer type is not supported: give one for all layers"
@@ -93,9 +90,8 @@ def read_rope(config: Mapping[str, Any], path: str, max_positions: int) -> Rope:
         raise CheckpointError(path, f"{where}.factor", f"must be at least 1, not {factor}")
     if kind == "linear":
         return Rope(kind, float(theta), factor, max_positions)
-    original = config.get("original_max_position_embeddings") or int(
-        number("original_max_position_embeddings", max_positions)
-    )
+    original = config.get("original_max_position_embeddings")
+    original = original or int(number("original_max_position_embeddings", max_positions))
     if kind == "llama3":
         low, high = number("low_freq_factor", None), number("high_freq_factor", None)
         if high <= low:
@@ -137,9 +133,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
         return plain / rope.factor
     if rope.kind == "llama3":
         wavelength = 2 * math.pi / plain
-        smooth = (rope.original_length / wavelength - rope.low_freq_factor) / (
-            rope.high_freq_factor - rope.low_freq_factor
-        )
+        low, high = rope.low_freq_factor, rope.high_freq_factor
+        smooth = (rope.original_length / wavelength - low) / (high - low)
         smooth = smooth.clamp(0, 1)  # 0: long waves, fully scaled; 1: short waves, untouched
         return (1 - smooth) * plain / rope.factor + smooth * plain
     if rope.kind == "yarn":

@@ -72,5 +72,8 @@ def _compile() -> ctypes.CDLL:
                     f"{command[0]} failed: {(done.stderr.strip() or f'status {done.returncode}').splitlines()[-1]}"
                 )
             return ctypes.CDLL(str(library))
-    except (OSError, subprocess.TimeoutExpired) as error:  # no room, a folder from which nothing may be run, no OpenMP
+    except (
+        OSError,
+        subprocess.TimeoutExpired,
+    ) as error:  # a full disk, a folder from which nothing may be run, no OpenMP
         raise NoKernelsError(f"{command[0]}: {error}") from error
