@@ -118,10 +118,7 @@ class _Fields:
     def only(self, *known: str) -> None:
         for name in self.data:
             if name not in known:
-                raise SpecError(
-                    f"is not a field of this object; it has {', '.join(known)}",
-                    self.at(str(name)),
-                )
+                raise SpecError(f"is not a field of this object; it has {', '.join(known)}", self.at(str(name)))
 
     def constant(self, name: str, value: str, default: bool = False) -> None:
         given = self.get(name)
@@ -135,18 +132,14 @@ class _Fields:
         if value is None and default is not None:
             return default
         if not isinstance(value, str) or (not value and default is None):
-            raise SpecError(
-                f"must be a string, not {value!r}" if value is not None else "is required",
-                self.at(name),
-            )
+            raise SpecError(f"must be a string, not {value!r}" if value is not None else "is required", self.at(name))
         return value
 
     def label(self, name: str, default: str | None = None) -> str:
         value = self.text(name, default)
         if not _LABEL.fullmatch(value) or len(value) > 63:
             raise SpecError(
-                f"must be a name of at most 63 lower-case letters, digits and '-', not {value!r}",
-                self.at(name),
+                f"must be a name of at most 63 lower-case letters, digits and '-', not {value!r}", self.at(name)
             )
         return value
 
@@ -164,13 +157,7 @@ class _Fields:
             raise SpecError(f"must be {rule}, not {value!r}", self.at(name))
         return value
 
-    def seconds(
-        self,
-        name: str,
-        default: float | None,
-        low: float = 0.001,
-        high: float | None = None,
-    ) -> float:
+    def seconds(self, name: str, default: float | None, low: float = 0.001, high: float | None = None) -> float:
         value = self.get(name)
         if value is None:
             if default is None:
@@ -219,10 +206,7 @@ def _objectives(fields: _Fields) -> Objectives:
         )
         if ttft.present
         else None,
-        tpot=TpotObjective(
-            target=tpot.seconds("target", None),
-            percentile=tpot.percentile("percentile"),
-        )
+        tpot=TpotObjective(target=tpot.seconds("target", None), percentile=tpot.percentile("percentile"))
         if tpot.present
         else None,
     )
@@ -241,15 +225,9 @@ def _classes(spec: _Fields, objectives: Objectives) -> tuple[tuple[PriorityClass
         entry = _Fields(item, f"{spec.at('classes')}[{index}]")
         classes.append(_class(entry, objectives))
         if any(known.name == classes[-1].name for known in classes[:-1]):
-            raise SpecError(
-                f"must be unique, and {classes[-1].name!r} was already used",
-                entry.at("name"),
-            )
+            raise SpecError(f"must be unique, and {classes[-1].name!r} was already used", entry.at("name"))
         if any(known.priority == classes[-1].priority for known in classes[:-1]):
-            raise SpecError(
-                f"must be unique, and {classes[-1].priority} was already used",
-                entry.at("priority"),
-            )
+            raise SpecError(f"must be unique, and {classes[-1].priority} was already used", entry.at("priority"))
     tiers = [tier for known in classes for tier in known.service_tiers]
     for tier in tiers:
         if tiers.count(tier) > 1:
@@ -257,10 +235,7 @@ def _classes(spec: _Fields, objectives: Objectives) -> tuple[tuple[PriorityClass
     default_class = spec.text("defaultClass")
     if all(known.name != default_class for known in classes):
         names = ", ".join(known.name for known in classes)
-        raise SpecError(
-            f"must name one of spec.classes ({names}), not {default_class!r}",
-            spec.at("defaultClass"),
-        )
+        raise SpecError(f"must name one of spec.classes ({names}), not {default_class!r}", spec.at("defaultClass"))
     return tuple(sorted(classes, key=lambda known: -known.priority)), default_class
 
 

@@ -166,11 +166,7 @@ class AdmissionController:
         return None if ttft is None else now + ttft
 
     def _view(
-        self,
-        load: PoolLoad,
-        classes: Sequence[PriorityClass],
-        now: float,
-        matches: Mapping[str, int] | None = None,
+        self, load: PoolLoad, classes: Sequence[PriorityClass], now: float, matches: Mapping[str, int] | None = None
     ) -> AdmissionView:
         return AdmissionView(load, _shares(classes), now, self.margin, self._history, matches)
 

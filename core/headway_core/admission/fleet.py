@@ -264,10 +264,7 @@ def _classes(report: RuntimeReport, hint: LoadHint) -> tuple[ClassLoad, ...]:
     priorities = sorted({*waiting, *running, *hint.remaining_prefill_tokens}, reverse=True)
     return tuple(
         ClassLoad(
-            priority,
-            waiting.get(priority, 0),
-            running.get(priority, 0),
-            hint.remaining_prefill_tokens.get(priority, 0),
+            priority, waiting.get(priority, 0), running.get(priority, 0), hint.remaining_prefill_tokens.get(priority, 0)
         )
         for priority in priorities
     )

@@ -35,10 +35,7 @@ class Knobs:
     prefill_token_budget: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("maxNumSeqs", self.max_num_seqs),
-            ("prefillTokenBudget", self.prefill_token_budget),
-        ):
+        for name, value in (("maxNumSeqs", self.max_num_seqs), ("prefillTokenBudget", self.prefill_token_budget)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
 
