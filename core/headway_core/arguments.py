@@ -1,7 +1,6 @@
 """What a flag may hold: functions for argparse's `type`, shared by all programs.
 
-Each raises ArgumentTypeError, to which argparse adds the flag: the rule first, then what arrived. Knows no flag and no
-default.
+Each raises ArgumentTypeError, to which argparse adds the flag: the rule first, then what arrived.
 """
 
 from __future__ import annotations

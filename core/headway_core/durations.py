@@ -1,5 +1,4 @@
-"""Durations as Kubernetes writes them (GEP-2257): ``1h30m``, ``500ms``, ``1s500ms``; whole milliseconds, no sign, no
-decimals."""
+"""Durations as Kubernetes writes them (GEP-2257): ``1h30m``, ``1s500ms``; whole milliseconds, no sign, no decimals."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ def parse_duration(text: object, field: str = "") -> float:
     """
     if not isinstance(text, str) or not _WHOLE.fullmatch(text):
         raise SpecError(f"must be a duration such as 500ms, 2s or 1m30s, not {text!r}", field)
-    parts = _PART.findall(text)
-    return sum(int(number) * _MILLISECONDS[unit] for number, unit in parts) / 1000
+    return sum(int(number) * _MILLISECONDS[unit] for number, unit in _PART.findall(text)) / 1000
 
 
 def format_duration(seconds: float) -> str:

@@ -11,8 +11,7 @@
     ├── CheckpointError         a model that must not be served as it is; names the file and the field
     └── EngineDied              the engine process is gone; every request in flight ends with this
 
-A message gives the rule, what arrived instead, and the remedy. `assert` is for invariants of this code alone, never for
-input.
+A message gives the rule, what arrived instead, and the remedy. `assert` is for invariants of this code, not for input.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ class HeadwayError(Exception):
 
 
 class InvalidInput(HeadwayError):
-    """Input that breaks a rule. `field` is a dotted path (``spec.objectives.ttft.target``), or empty when no single
-    field is at fault."""
+    """Input that breaks a rule. `field`: a dotted path (``spec.objectives.ttft.target``); empty: no single field."""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(f"{field}: {message}" if field else message)

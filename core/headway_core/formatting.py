@@ -8,8 +8,7 @@ UNKNOWN = "–"
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Three digits, in milliseconds below one second: ``31ms``, ``1.25s``, ``1234s``. Not always a GEP-2257 duration;
-    `durations.format_duration` is."""
+    """Three digits, in milliseconds below one second: ``31ms``, ``1.25s``; for GEP-2257 use `format_duration`."""
     if seconds is None:
         return UNKNOWN
     if abs(seconds) < 0.9995:

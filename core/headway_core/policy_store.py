@@ -16,8 +16,7 @@ from headway_core.errors import DocumentError
 
 
 class PolicyStore:
-    """Policies by pool name. `offer` it the documents after each read; ask for `policies`, `acknowledgement` and
-    `age`."""
+    """Policies by pool name. `offer` it the documents after each read."""
 
     def __init__(self) -> None:
         self.policies: dict[str, Policy] = {}
@@ -28,8 +27,7 @@ class PolicyStore:
     def offer(self, documents: Mapping[str, str | bytes], now: float) -> tuple[Policy, ...]:
         """Takes what one read found (document name → content) and returns the policies that came into force by it.
 
-        Two documents for one pool: the higher revision wins. An older revision than the one in force is passed over
-        silently, since a delayed file is no fault.
+        The highest revision for a pool wins. One older than that in force is passed over: a delayed file is no fault.
         """
         self.errors = {}
         changed: dict[str, Policy] = {}

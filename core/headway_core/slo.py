@@ -45,8 +45,7 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class PriorityClass:
-    """One class of requests. A higher `priority` goes first; `shares` is the fraction guaranteed when classes
-    contend."""
+    """One class of requests. A higher `priority` goes first; `shares` are its guaranteed part under contention."""
 
     name: str
     priority: int

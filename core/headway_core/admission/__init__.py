@@ -43,14 +43,12 @@ whichever end it was, also when the client left; calling it twice does no harm. 
 >>> estimator.observe("m", prompt, 600)
 >>> admission.ended(0, now=1.0, server_error=False)
 
-After every call that may free something, and every few milliseconds while `len(admission.queue)`, `poll` says who of
-those that wait is sent or shed now.
+After every call that may free something, and every few milliseconds while requests wait, `poll` says who goes now.
 
 >>> [dispatch.request.request_id for dispatch in admission.poll(now=1.0).dispatches]
 [1]
 
-Without a ready replica, `submit` sheds with NO_REPLICA. On SIGTERM set `admission.draining`: newcomers are shed with
-DRAINING, and what waits is still served.
+Without a ready replica, `submit` sheds with NO_REPLICA; with `admission.draining` set, newcomers with DRAINING.
 """
 
 from headway_core.admission.admission_queue import AdmissionQueue, QueueLimits

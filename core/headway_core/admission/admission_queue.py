@@ -7,8 +7,7 @@ with c_k tokens of its own class before it waits at most
 
     ageing + (c_k + its own tokens) · (Σ shares / shares_k) / C    plus the dispatch that is under way
 
-seconds, whatever higher classes send, where Σ goes over the classes that wait. Within a class the order is that of
-arrival, always.
+seconds, whatever higher classes send, where Σ goes over the classes that wait. Within a class the order is by arrival.
 
 Every request leaves exactly once: by `leave` (sent, shed or cancelled) or by `expire`.
 """
@@ -27,8 +26,7 @@ AGEING = 5.0
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What may wait at once, over all classes; `seconds` is the longest wait of a class without a `max_queue_time` of
-    its own."""
+    """What may wait at once, over all classes; `seconds` bounds the wait of a class without `max_queue_time`."""
 
     requests: int = 2048
     bytes: int = 256 * 1024 * 1024
@@ -47,8 +45,7 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _ClassQueue:
-    """The waiting requests of one class, oldest first, and the credit (tokens) that it earned while others were
-    served."""
+    """The waiting requests of one class, oldest first, and its credit in tokens, earned while others were served."""
 
     entries: dict[int, Request]
     credit: float = 0.0
@@ -120,8 +117,7 @@ class AdmissionQueue:
         waiting = self._waiting.pop(request_id, None)
         if waiting is None:
             return None
-        request = waiting.request
-        self._order = None
+        request, self._order = waiting.request, None
         self.bytes -= request.size_bytes
         queue = self._classes[request.priority]
         del queue.entries[request_id]
@@ -141,8 +137,7 @@ class AdmissionQueue:
         return out
 
     def order(self) -> Sequence[Request]:
-        """All that wait, highest class first, then by arrival: the order that predictions are laid out in. Not to be
-        changed."""
+        """All that wait, by class (highest first), then by arrival: the order of predictions. Not to be changed."""
         if self._order is None:
             self._order = [
                 request

@@ -27,20 +27,14 @@ RHO_MAX = 0.95
 class AdmissionController:
     """Decides for one pool, by one rule.
 
-    `margin`: a fixed fraction of the target to keep free; None: learned from past errors. `seed`: of the jitter of
-    Retry-After.
+    `margin`: a fixed fraction of the target to keep free; None: learned from errors. `seed`: of Retry-After's jitter.
     """
 
-    def __init__(
-        self, rule: AdmissionRule = Moore(), *, margin: float | None = None, rho_max: float = RHO_MAX, seed: int = 0
-    ) -> None:
+    def __init__(self, rule: AdmissionRule = Moore(), *, margin: float | None = None, seed: int = 0) -> None:
         if margin is not None and not 0 <= margin < 1:
             raise ValueError(f"margin is a fraction of the target in [0, 1), not {margin}")
-        if not 0 < rho_max <= 1:
-            raise ValueError(f"rho_max lies in (0, 1], not {rho_max}")
         self.rule = rule
         self._fixed_margin = margin
-        self._rho_max = rho_max
         self._seed = seed
         self._history: defaultdict[int, ClassHistory] = defaultdict(ClassHistory)
         """By priority."""
@@ -66,8 +60,7 @@ class AdmissionController:
             self._retries.add(request.uncached_tokens / load.prefill_rate, now)
 
     def compare(self, priority: int, predicted: float, actual: float) -> None:
-        """A TTFT that was predicted at arrival against what happened, or would have, to a request of this class;
-        seconds."""
+        """A TTFT predicted at arrival against what happened, or would have, to a request of this class; seconds."""
         self._history[priority].errors.compare(predicted, actual)
 
     def margin(self, request: Request) -> float:
@@ -80,10 +73,7 @@ class AdmissionController:
         return self._history[request.priority].errors.margin(target)
 
     def higher_work(self, classes: Sequence[PriorityClass], now: float) -> dict[int, float]:
-        """For `PoolLoad.higher_work`: the prefill tokens per second that classes above each one offer.
-
-        A class that was seen for too short a time to have a rate is not charged for yet.
-        """
+        """For `PoolLoad.higher_work`: prefill tokens per second offered above each class, as far as rates are known."""
         rates = {known.priority: self._history[known.priority].offered_tokens.rate(now) or 0.0 for known in classes}
         return {
             known.priority: sum(rate for priority, rate in rates.items() if priority > known.priority)
@@ -91,13 +81,12 @@ class AdmissionController:
         }
 
     def saturated(self, load: PoolLoad, now: float) -> bool:
-        """The rate rule λ·s̄ > C·ρ_max: TTFT will break although no queue need be visible yet. A signal to scale, never
-        a reason to shed."""
+        """The rate rule λ·s̄ > C·ρ_max: TTFT will break, even if no queue shows yet. A reason to scale, not to shed."""
         capacity = load.prefill_rate
         if capacity is None:
             return False
         offered = sum(history.offered_tokens.rate(now) or 0.0 for history in self._history.values())
-        return offered > capacity * self._rho_max
+        return offered > capacity * RHO_MAX
 
     # ------------------------------------------------------------ deciding
 
@@ -126,15 +115,13 @@ class AdmissionController:
         return Wait(decided.expiry, decided.prediction, displaced)
 
     def recheck(self, request: Request, load: PoolLoad, classes: Sequence[PriorityClass], now: float) -> Shed | None:
-        """Asked before `request`, one of `load.waiting`, is sent: its refusal if it should not start, None to send
-        it."""
+        """Asked before `request`, one of `load.waiting`, is sent: its refusal if it should not start, else None."""
         if load.draining or self.rule.worth_starting(request, self._view(load, classes, now)):
             return None
         return self._shed(request, ShedReason.OUTRANKED, 0.0, now)
 
     def review(self, load: PoolLoad, classes: Sequence[PriorityClass], now: float) -> tuple[Shed, ...]:
-        """Those that wait whose target cannot be met any more, since replicas were lost or became slower than was
-        predicted."""
+        """Waiting requests whose target cannot be met any more: replicas were lost or are slower than predicted."""
         if not load.replicas:
             return ()
         return self._outranked(self.rule.overdue(self._view(load, classes, now)), now)
@@ -142,20 +129,15 @@ class AdmissionController:
     def shed(
         self, request: Request, reason: ShedReason, load: PoolLoad, classes: Sequence[PriorityClass], now: float
     ) -> Shed:
-        """The answer for a request that cannot stay for `reason`, with a Retry-After for the backlog of this
-        instant."""
+        """The answer for a request that cannot stay for `reason`, with a Retry-After for the backlog now."""
         if not load.replicas:
             return self._shed(request, reason, 0.0, now)
-        ahead = [
-            other
-            for other in load.waiting
-            if other.priority >= request.priority and other.request_id != request.request_id
-        ]
+        own, priority = request.request_id, request.priority
+        ahead = [other for other in load.waiting if other.priority >= priority and other.request_id != own]
         backlog = behind(ahead, request, load, _shares(classes))
         # As if it came now: what counts is when a repetition would fit, not how late this one is.
-        excess = (
-            math.inf if backlog.ttft is None else backlog.ttft - (request.target or math.inf) + self.margin(request)
-        )
+        ttft = math.inf if backlog.ttft is None else backlog.ttft
+        excess = ttft - (request.target or math.inf) + self.margin(request)
         return self._shed(request, reason, excess, now, backlog)
 
     def expected(
@@ -178,9 +160,8 @@ class AdmissionController:
     ) -> Shed:
         contended = reason not in (ShedReason.NO_REPLICA, ShedReason.DRAINING)
         seconds = max(0.0, excess) + (self._retries.wait(now) if contended else 0.0)
-        return Shed(
-            request.request_id, reason, retry_after(seconds, spread(self._seed, request.request_id)), prediction
-        )
+        jitter = spread(self._seed, request.request_id)
+        return Shed(request.request_id, reason, retry_after(seconds, jitter), prediction)
 
 
 def _shares(classes: Sequence[PriorityClass]) -> dict[int, float]:

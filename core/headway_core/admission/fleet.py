@@ -1,5 +1,4 @@
-"""The replicas of a pool as one gateway knows them: their last reports, and what it sent that those reports have not
-seen.
+"""The replicas of a pool as one gateway knows them: their last reports, and what it sent that these have not seen.
 
 Every dispatch to a replica has a number that grows by one. A report says the highest number seen from each gateway, so
 exactly the later ones are added to what it says. Between reports the backlog drains at the replica's own rate C. Only
@@ -75,8 +74,7 @@ class TrackedReplica:
 
 
 class Fleet:
-    """The replicas of one pool. `gateway`: this gateway's boot id. `interval`: seconds between polls of a load
-    report."""
+    """The replicas of one pool. `gateway`: this gateway's boot id. `interval`: seconds between polls of a replica."""
 
     def __init__(self, gateway: str, interval: float = 1.0, outliers: Outliers | None = None) -> None:
         if not interval > 0:
@@ -118,10 +116,7 @@ class Fleet:
         return len(known.sent) if known else 0
 
     def observe(self, report: RuntimeReport, now: float, round_trip: float = 0.0) -> bool:
-        """Takes a polled report; True when the replica is new or has restarted (what it had cached is gone).
-
-        One that is older than what is known (a poll that was overtaken) is passed over.
-        """
+        """Takes a polled report, unless a newer one is known; True when the replica is new or lost its cache."""
         known = self._replicas.get(report.replica_id)
         if known is None:
             known = self._replicas[report.replica_id] = TrackedReplica(report, now, round_trip)
@@ -172,8 +167,7 @@ class Fleet:
         self.outliers.forget(replica_id)
 
     def dispatch(self, replica_id: str, priority: int, uncached_tokens: int, now: float) -> int:
-        """Counts a request as sent, with the priority it is served at; the number belongs into the header
-        `header_names.DISPATCH`."""
+        """Counts a request as sent, served at this priority; the number is for the header `header_names.DISPATCH`."""
         known = self._replicas[replica_id]
         known.numbers += 1
         sent = known.sent[known.numbers] = _Sent(priority, uncached_tokens, now)
@@ -203,20 +197,16 @@ class Fleet:
     def loads(self, now: float, exclude: Collection[str] = ()) -> tuple[ReplicaLoad, ...]:
         """Those that may be chosen now, as they are thought to be at this instant.
 
-        Fresh, ready, neither cordoned nor ejected. When fewer than half of the ready replicas are fresh it is the
-        reporting that failed, not the replicas: the set of the last good moment stays in force, and what is sent keeps
-        being added to what was last known.
+        Fresh, ready, neither cordoned nor ejected. When fewer than half of the ready replicas are fresh, reporting has
+        failed, not the replicas: the last good set stays in force, and what is sent is added to what was last known.
         """
         horizon = now - STALE_INTERVALS * self.interval
         ready = {name: known for name, known in self._replicas.items() if known.report.state is ReplicaState.READY}
         fresh = frozenset([name for name, known in ready.items() if known.received >= horizon])
         if 2 * len(fresh) >= len(ready):
             self._frozen = fresh
-        allowed = [
-            name
-            for name, known in ready.items()
-            if name in self._frozen and name not in self.cordoned and not known.report.cordoned
-        ]
+        open_to = self._frozen - self.cordoned
+        allowed = [name for name, known in ready.items() if name in open_to and not known.report.cordoned]
         out = self.outliers.ejected(allowed, now)
         return tuple([self._load(name, now) for name in allowed if name not in out and name not in exclude])
 
@@ -235,7 +225,6 @@ class Fleet:
         backlog = dict(known.backlog)
         _drain(backlog, (report.prefill_rate or 0.0) * max(0.0, known.received + age - known.clock))
         finished = max(float(known.ended), (report.completion_rate or 0.0) * age if report.free_slots <= 0 else 0.0)
-        budget = report.effective.prefill_token_budget or report.limits.prefill_token_budget
         return ReplicaLoad(
             replica_id=name,
             backlog=backlog,
@@ -244,7 +233,7 @@ class Fleet:
             free_slots=report.free_slots + finished,
             free_blocks=report.free_blocks,
             block_size=report.limits.block_size,
-            budget=budget,
+            budget=report.effective.prefill_token_budget or report.limits.prefill_token_budget,
             prefill_rate=report.prefill_rate or None,
             completion_rate=report.completion_rate or None,
             block_release_rate=report.block_release_rate or None,
@@ -255,8 +244,7 @@ class Fleet:
 
 
 def _classes(report: RuntimeReport, hint: LoadHint) -> tuple[ClassLoad, ...]:
-    """The classes of the last full report, with the hint's tokens and totals; what a hint cannot say per class stays as
-    it was."""
+    """The classes of the last full report, with the hint's tokens and totals."""
     waiting = {load.priority: load.waiting for load in report.classes}
     running = {load.priority: load.running for load in report.classes}
     _match_total(waiting, hint.waiting, hint.remaining_prefill_tokens)
@@ -271,8 +259,7 @@ def _classes(report: RuntimeReport, hint: LoadHint) -> tuple[ClassLoad, ...]:
 
 
 def _match_total(counts: dict[int, int], total: int, present: Collection[int]) -> None:
-    """Brings the sum of `counts` to `total`: more go to the highest class that has work there, fewer come off the
-    highest first."""
+    """Brings the sum of `counts` to `total`: adds to the highest class with work, takes from the highest first."""
     missing = total - sum(counts.values())
     if missing > 0:
         priority = max(present, default=max(counts, default=0))

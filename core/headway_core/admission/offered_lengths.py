@@ -7,8 +7,7 @@ from collections import deque
 from itertools import accumulate
 
 WINDOW = 1000
-"""Arrivals that are remembered: fewer would follow each burst and refuse what fits when it ends
-(`docs/decisions/0016`)."""
+"""Arrivals remembered; fewer would follow each burst and refuse what fits when it ends (`docs/decisions/0016`)."""
 LEAST = 100
 """Arrivals before which nothing is said."""
 
@@ -35,8 +34,7 @@ class OfferedLengths:
             self._total -= gone
 
     def carried(self, rate: float, now: float) -> int | None:
-        """The length up to which a pool of `rate` tokens per second can carry what was offered, taking the shortest
-        first.
+        """The length up to which a pool of `rate` tokens per second carries what was offered, the shortest first.
 
         None: all of it fits, or too little was seen to say.
         """

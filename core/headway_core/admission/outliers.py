@@ -1,5 +1,4 @@
-"""Ejection of replicas that fail: after consecutive server errors, for a time that grows, never more than half of them
-at once.
+"""Ejection of failing replicas: after consecutive server errors, for a time that grows, at most half of them at once.
 
 A server error is a failed connect, a 5xx answer, a reset. What a client did wrong (4xx) or undid (a closed connection)
 proves nothing about the replica and is never reported here.
@@ -42,8 +41,7 @@ class Outliers:
             del self._health[replica_id]
 
     def server_error(self, replica_id: str, now: float) -> bool:
-        """Counts one; True when the replica is out from now on. The n-th ejection in a row lasts 2^(n-1) times the
-        first."""
+        """Counts one; True when it ejects the replica. The n-th ejection in a row lasts 2^(n-1) times the first."""
         health = self._health.setdefault(replica_id, _Health())
         if now < health.until:
             return False  # the last of those that were on their way when it was ejected
@@ -61,8 +59,7 @@ class Outliers:
         self._health.pop(replica_id, None)
 
     def ejected(self, replicas: Collection[str], now: float) -> frozenset[str]:
-        """Those of `replicas` that are out now: at most half of them, the latest offenders first; a lone replica is
-        never out."""
+        """Those of `replicas` that are out now: at most half, the latest offenders first; never a lone replica."""
         out = [replica_id for replica_id in replicas if (health := self._health.get(replica_id)) and now < health.until]
         out.sort(key=lambda replica_id: (-self._health[replica_id].until, replica_id))
         return frozenset(out[: len(replicas) // 2])

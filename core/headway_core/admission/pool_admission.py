@@ -1,8 +1,6 @@
-"""The admission of one pool, put together: queue, fleet, controller and prefix index, in the order in which a request
-meets them.
+"""The admission of one pool, put together from queue, fleet, controller and prefix index.
 
-Gateway and simulator drive this same object with their own clock. It opens no connection and wakes nobody: what it
-decides it returns.
+Gateway and simulator drive it with their own clock. It opens no connection and wakes nobody: it returns its decisions.
 """
 
 from __future__ import annotations
@@ -63,8 +61,7 @@ class _KnownRequest:
 
 
 class PoolAdmission:
-    """Admits requests to one pool. Call `poll` after every call that frees something, and every few milliseconds while
-    anything waits."""
+    """Admits requests to one pool. Call `poll` after what frees something, and every `POLL_SECONDS` while one waits."""
 
     def __init__(
         self,
@@ -74,13 +71,12 @@ class PoolAdmission:
         controller: AdmissionController | None = None,
         queue: AdmissionQueue | None = None,
         fleet: Fleet | None = None,
-        prefixes: PrefixIndex | None = None,
     ) -> None:
         self.classes = tuple(classes)
         self.controller = controller if controller is not None else AdmissionController()
         self.queue = queue if queue is not None else AdmissionQueue()
         self.fleet = fleet if fleet is not None else Fleet(gateway)
-        self.prefixes = prefixes if prefixes is not None else PrefixIndex()
+        self.prefixes = PrefixIndex()
         self.draining = False
         """Set when this gateway goes away: nothing new comes in, what waits is still served."""
         self._known: dict[int, _KnownRequest] = {}
@@ -90,8 +86,7 @@ class PoolAdmission:
     # ------------------------------------------------------------ the path of a request
 
     def submit(self, request: Request, now: float) -> AdmissionResult:
-        """A new request. It is dispatched at once, kept waiting (then it is in no list of the result) or shed; others
-        may be shed for it."""
+        """A new request: dispatched at once, shed, or kept waiting (then in no list). Others may be shed for it."""
         matches = self.prefixes.matches(request.prefix)
         if matches and request.prefix_chunk_tokens:
             cached = min(request.prompt_tokens - 1, int(max(matches.values()) * request.prefix_chunk_tokens))
@@ -165,11 +160,9 @@ class PoolAdmission:
         return tuple(found)
 
     def ended(self, request_id: int, now: float, server_error: bool = False) -> None:
-        """It is over, however it ended: answered, refused by the runtime, cancelled, timed out. Calling it twice does
-        no harm.
+        """It is over: answered, refused by the runtime, cancelled or timed out. Calling it twice does no harm.
 
-        `server_error`: the connect failed, the runtime answered 5xx, or the connection broke. Never for what a client
-        did.
+        `server_error`: the connect failed, the runtime answered 5xx, or the connection broke; never a client's fault.
         """
         known = self._known.pop(request_id, None)
         if known is None:
@@ -184,8 +177,7 @@ class PoolAdmission:
     def resubmit(self, request: Request, now: float, tried: Sequence[str]) -> AdmissionResult:
         """Another replica for a request whose first one failed before any content (after `ended`).
 
-        It is dispatched to one that is not in `tried`, or waits for one at its old place until its deadline, or is shed
-        when there is none.
+        It is dispatched to one not in `tried`, or waits for one at its old place until its deadline, or is shed.
         """
         load = PoolLoad(self.fleet.loads(now, exclude=tried))
         route = choose(request, load, self.prefixes.matches(request.prefix))
@@ -261,11 +253,9 @@ class PoolAdmission:
         for request in self.queue.waiting_of(first.priority):
             known = self._known[request.request_id]
             load = PoolLoad(self.fleet.loads(now, exclude=known.tried or ()))
-            served_as = (
-                request
-                if priority == request.priority
-                else replace(request, priority_class=replace(request.priority_class, priority=priority))
-            )
+            served_as = request
+            if priority != request.priority:
+                served_as = replace(request, priority_class=replace(request.priority_class, priority=priority))
             route = choose(served_as, load, self.prefixes.matches(request.prefix))
             if route is not None:
                 return known, route, priority
@@ -303,11 +293,10 @@ class PoolAdmission:
         return shed
 
     def _displace(self, request: Request, load: PoolLoad, now: float) -> list[Shed] | None:
-        """Sheds waiting requests of lower classes until `request` fits into the full queue, the lowest and latest
-        first; None when shedding all of them would not be enough."""
+        """Sheds waiting requests of lower classes, the lowest and latest first, until `request` fits; None if it never
+        would."""
         lower = [other for other in reversed(self.queue.order()) if other.priority < request.priority]
-        count, size = len(self.queue), self.queue.bytes
-        limits = self.queue.limits
+        count, size, limits = len(self.queue), self.queue.bytes, self.queue.limits
         out: list[Request] = []
         while count >= limits.requests or size + request.size_bytes > limits.bytes:
             if len(out) == len(lower):
@@ -320,8 +309,7 @@ class PoolAdmission:
         return [self._refuse(other, ShedReason.QUEUE_FULL, load, now) for other in out]
 
     def _learn_from_shed(self, request: Request, shed: Shed, load: PoolLoad, now: float) -> None:
-        """Keeps the counterfactual of a shed request with the last request that it would have stood behind, unless that
-        one has another already."""
+        """Keeps a shed request's counterfactual with the one it would have stood behind, if that has none yet."""
         if shed.prediction.ttft is None:
             return
         ahead = [other for other in load.waiting if other.priority >= request.priority]

@@ -34,8 +34,7 @@ class ReplicaLoad:
     in_flight: int = 0
     """Requests that this gateway has open there."""
     slack: float = 0.0
-    """Seconds in which nothing new can be learnt from the replica: the round trip, plus the report's age where progress
-    is unknown."""
+    """Seconds in which nothing new can be learnt from the replica: the round trip, plus one iteration."""
 
     def backlog_at(self, priority: int) -> float:
         """Prefill tokens that stand before a newcomer of this priority."""
@@ -54,8 +53,7 @@ class ReplicaLoad:
 
         Tokens: backlog ≤ budget + C·slack. Slots and blocks: what is free, plus what will be by the time it arrives.
         Requests that the engine holds can be neither given up nor sent elsewhere, so no more than this goes in. While C
-        is unknown the window is one iteration's budget: enough to fill iterations, which is how C comes to be measured,
-        and too little to build a queue.
+        is unknown the window is one iteration's budget: enough to measure C, too little to build a queue.
         """
         priority = request.priority
         if self.backlog_at(priority) > self.budget + (self.prefill_rate or 0.0) * self.slack:

@@ -1,8 +1,7 @@
 """Predicted TTFT = max(prefill wait, slot wait, block wait) + own uncached tokens / C + one iteration.
 
 * prefill wait: prefill tokens ahead (its class and above, and what higher classes are still expected to send) / C;
-* slot wait: max(0, ahead + 1 - free slots) / X, where X = n / W is Little's law, measured: where outputs dominate, this
-  is the wait;
+* slot wait: max(0, ahead + 1 - free slots) / X, X = n / W by Little's law, measured: the wait where outputs dominate;
 * block wait: likewise from blocks free and blocks released per second.
 
 What an unknown rate would have to divide stays unknown (None); a wait of nothing at all is zero whatever the rate.
@@ -23,8 +22,7 @@ TOLERANCE = 1e-9
 """Seconds: what sums of floating-point numbers may be off."""
 
 Margins = Callable[[Request], float]
-"""Seconds before its deadline that a request's first token is wanted. Equal for requests of one class with equal
-targets."""
+"""Seconds before its deadline that a request's first token is wanted; equal within a class for equal targets."""
 
 
 class Late(NamedTuple):
@@ -36,8 +34,7 @@ class Late(NamedTuple):
 
 
 def predict(request: Request, replica: ReplicaLoad) -> Prediction:
-    """What the request meets if it is sent to this replica now, with `request.cached_tokens` of its prompt in the cache
-    there."""
+    """What `request` meets if sent to this replica now, which holds `request.cached_tokens` of its prompt."""
     ahead = replica.backlog_at(request.priority)
     slots = replica.waiting_at(request.priority) + 1 - replica.slots_at(request.priority)
     blocks = ahead / replica.block_size + replica.blocks(request) - replica.free_blocks
@@ -58,8 +55,7 @@ class Forecast:
     """
 
     def __init__(self, load: PoolLoad, shares: Mapping[int, float]) -> None:
-        """`shares`: priority → fraction of the pool guaranteed to that class; it bounds what higher classes can be
-        charged for."""
+        """`shares`: priority → guaranteed fraction of the pool, which bounds what higher classes are charged for."""
         self._load = load
         self._shares = shares
         replicas = load.replicas
@@ -138,12 +134,11 @@ class Forecast:
 
     def _prediction(self, ready: float | None, own: float | None) -> Prediction:
         """Of the request that was added last, which found a replica `ready` after so many seconds."""
+        idle = self._idle and self._queued == 1
         return Prediction(
             prefill_wait=None if ready is None else ready * self._slowdown,
             slot_wait=_over((self._queued - self._slots) * self._slowdown, self._completions),
-            block_wait=0.0
-            if self._idle and self._queued == 1
-            else _over(self._blocks - self._free_blocks, self._releases),
+            block_wait=0.0 if idle else _over(self._blocks - self._free_blocks, self._releases),
             own=own,
             iteration=self._iteration,
         )
@@ -183,8 +178,7 @@ def with_cached(request: Request, tokens: int) -> Request:
 
 
 def _over(amount: float, rate: float | None) -> float | None:
-    """amount / rate: 0 when there is nothing to wait for, None when there is and the rate is unknown or nothing
-    moves."""
+    """amount / rate: 0 when there is nothing to wait for, else None when the rate is unknown or 0."""
     if amount <= 0:
         return 0.0
     return amount / rate if rate else None

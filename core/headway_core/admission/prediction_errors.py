@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 MEMORY = 256
 MIN_SAMPLES = 20
+QUANTILE = 0.75
+"""Share of comparisons that the margin covers. Each step above one half gives up some who would have made it."""
 NEAR = 0.25
 """Of the target: comparisons predicted earlier than this say nothing about those that come close to it."""
 WIDEST = 0.5
@@ -16,16 +18,11 @@ WIDEST = 0.5
 
 @dataclass(slots=True)
 class PredictionErrors:
-    """Signed errors, predicted - actual seconds, of the latest `MEMORY` comparisons of one class, admitted and shed
-    alike.
+    """Signed errors, predicted - actual seconds, of one class's latest `MEMORY` comparisons, admitted and shed alike.
 
-    An error taken from admitted requests alone is biased: those that were predicted too early got in, those too late
-    did not.
+    Admitted requests alone would be biased: those predicted too early got in, those predicted too late did not.
     """
 
-    quantile: float = 0.75
-    """Share of comparisons that the margin covers. Half is the median error; each step above gives up some who would
-    have made it."""
     _errors: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MEMORY))
     _margins: dict[float, float] = field(default_factory=dict)
     """Target → margin, until the next comparison that counts for it."""
@@ -43,8 +40,7 @@ class PredictionErrors:
     def margin(self, target: float) -> float:
         """Seconds to keep free before `target`; 0 until `MIN_SAMPLES` comparisons were made.
 
-        Taken over the comparisons predicted at `NEAR` times the target or later: near the target errors matter, and
-        they grow with it.
+        Taken over comparisons predicted at `NEAR` times the target or later: errors matter there, and grow with it.
         """
         known = self._margins.get(target)
         if known is None:
@@ -58,4 +54,4 @@ class PredictionErrors:
         late = sorted(actual - predicted for predicted, actual in self._errors if predicted >= target * NEAR)
         if len(late) < MIN_SAMPLES:
             return 0.0
-        return min(max(0.0, late[int(self.quantile * (len(late) - 1))]), WIDEST * target)
+        return min(max(0.0, late[int(QUANTILE * (len(late) - 1))]), WIDEST * target)

@@ -1,5 +1,4 @@
-"""Which replica probably holds which prompt heads in its prefix cache: approximate, from what was sent where; bounded
-memory.
+"""Which replica probably holds which prompt heads in its prefix cache, from what was sent where; bounded memory.
 
 The runtime's own cache is the truth; this is a guess that costs nothing when wrong but a slower prefill. Digests are
 seeded by the tenant's salt, as in the runtime, so that two tenants' equal prompts do not attract each other.
@@ -17,8 +16,7 @@ MAX_CHUNKS = 256
 
 
 def prefix_chain(prompt: bytes, salt: bytes = b"", chunk: int = CHUNK_BYTES) -> tuple[bytes, ...]:
-    """Chained digests (8 bytes each) of the whole chunks at the prompt's head: equal i-th digests mean equal first i
-    chunks.
+    """Chained 8-byte digests of the whole chunks at the prompt's head: equal i-th digests mean equal first i chunks.
 
     `salt`: `header_names.tenant_salt`, at most 16 bytes.
     """
@@ -44,8 +42,7 @@ class PrefixIndex:
         return len(self._holders)
 
     def sent(self, prefix: Sequence[Hashable], replica_id: str) -> None:
-        """A prompt with this chain went to `replica_id`. Longer heads are forgotten before the shorter ones they stand
-        on."""
+        """A prompt with this chain went to `replica_id`. Longer heads are forgotten before the shorter ones in them."""
         for digest in reversed(prefix):
             self._holders.setdefault(digest, set()).add(replica_id)
             self._holders.move_to_end(digest)
@@ -68,10 +65,7 @@ class PrefixIndex:
 
     def forget(self, replica_id: str) -> None:
         """The replica restarted or went away: what it held is gone."""
-        empty = []
-        for digest, holders in self._holders.items():
+        for digest, holders in list(self._holders.items()):
             holders.discard(replica_id)
             if not holders:
-                empty.append(digest)
-        for digest in empty:
-            del self._holders[digest]
+                del self._holders[digest]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RateMeter:
-    """Amount per second, over about the last `span` seconds. Unknown until something was seen over a tenth of
-    `span`."""
+    """Amount per second, over about the last `span` seconds; unknown until a tenth of `span` has passed."""
 
     span: float = 30.0
     _sum: float = 0.0

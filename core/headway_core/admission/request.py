@@ -15,8 +15,7 @@ from headway_core.slo import PriorityClass
 class Request:
     """One request, with the objectives in force when it arrived.
 
-    `request_id` is the gateway's own number for it, never a client's string. `arrival` in seconds of the gateway's
-    clock.
+    `request_id` is the gateway's own number, never a client's string. `arrival` is in seconds of the gateway's clock.
     """
 
     request_id: int
@@ -27,8 +26,7 @@ class Request:
     size_bytes: int = 0
     """What it occupies while it waits."""
     retry: bool = False
-    """An SDK marked it as a repetition: it does not count as demand, and is not as easily turned away again
-    (`rules.moore.RETURN_WEIGHT`)."""
+    """An SDK marked it as a repetition: it is no new demand, and counts as shorter (`rules.moore.RETURN_WEIGHT`)."""
     cached_tokens: int = 0
     """Prompt tokens that some replica probably holds (`prefixes.PrefixIndex`); fewer than `prompt_tokens`."""
     prefix: tuple[Hashable, ...] = ()
@@ -48,10 +46,8 @@ class Request:
         if self.prompt_tokens < 1 or self.size_bytes < 0 or not math.isfinite(self.arrival):
             raise ValueError(f"a request has at least one token, no negative size and a finite arrival, not {self}")
         if not 0 <= self.cached_tokens < self.prompt_tokens:
-            raise ValueError(
-                f"cached tokens lie in [0, {self.prompt_tokens}): the last one is always computed, not "
-                f"{self.cached_tokens}"
-            )
+            rule = f"cached tokens lie in [0, {self.prompt_tokens}): the last one is always computed"
+            raise ValueError(f"{rule}, not {self.cached_tokens}")
         ttft = self.priority_class.objectives.ttft
         target = None if ttft is None else ttft.limit(self.prompt_tokens)
         object.__setattr__(self, "target", target)
@@ -89,11 +85,8 @@ class Prediction(NamedTuple):
     @property
     def at_least(self) -> float:
         """Seconds to the first token as far as they are known: the true figure is this or more."""
-        return (
-            max(self.prefill_wait or 0.0, self.slot_wait or 0.0, self.block_wait or 0.0)
-            + (self.own or 0.0)
-            + self.iteration
-        )
+        wait = max(self.prefill_wait or 0.0, self.slot_wait or 0.0, self.block_wait or 0.0)
+        return wait + (self.own or 0.0) + self.iteration
 
     @property
     def binding(self) -> ShedReason:

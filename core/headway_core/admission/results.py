@@ -16,8 +16,7 @@ class Dispatch:
     number: int
     """For the header `header_names.DISPATCH`: ``f"{gateway}:{number}"``."""
     priority: int
-    """For the header `header_names.PRIORITY`: its class's, or a higher one when it has aged, so that it does not starve
-    in the engine."""
+    """For the header `header_names.PRIORITY`: its class's, or higher when it has aged, lest it starve in the engine."""
     prediction: Prediction
 
 
@@ -38,8 +37,7 @@ class PredictionSample:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionResult:
-    """What has to be done now. A submitted request appears once, in `dispatches` or in `shed`, unless it is
-    cancelled."""
+    """What to do now. A submitted request appears once, in `dispatches` or in `shed`, unless it is cancelled."""
 
     dispatches: tuple[Dispatch, ...] = ()
     shed: tuple[Shed, ...] = ()

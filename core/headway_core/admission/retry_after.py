@@ -1,5 +1,4 @@
-"""Retry-After: when it would fit, as a whole number of seconds, spread so that those told the same do not come back
-together."""
+"""Retry-After: whole seconds until the request would fit, with jitter so that clients do not come back together."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ LONGEST = 60
 SPREAD = 0.5
 """The jitter: up to this much of the wait is added."""
 SPREAD_AT_BOUND = 5.0
-"""Seconds: the jitter of the bound itself, downwards, so that a long outage does not end in one instant. No more:
-everybody whose wait is longer than what is left of the bound is told to come back too early, and comes back in vain."""
+"""Seconds of jitter below the bound, so that not all return in one instant after a long outage. More would be in vain:
+whoever has to wait longer than the bound allows is told to come back too early."""
 RETURN_SHARE = 0.33
 """Of the pool's capacity, set aside in thought for those who were told to come back."""
 
@@ -37,8 +36,7 @@ class RetrySchedule:
     """When the next one that is told to come back would be served, if all that were told before do come back.
 
     Capacity serves fresh requests first, so those who return get `RETURN_SHARE` of it: their work is a queue before a
-    server of that speed. Without this everybody who is refused during an overload returns at once,
-    into the same overload.
+    server of that speed. Without this, all who are refused in an overload return at once, into the same overload.
     """
 
     _until: float = -math.inf
@@ -53,7 +51,6 @@ class RetrySchedule:
 
 
 def spread(seed: int, request_id: int) -> float:
-    """A number in [0, 1) that is the same whenever the same question is asked again: deciding stays free of side
-    effects."""
+    """A number in [0, 1), always the same for the same arguments: deciding stays free of side effects."""
     digest = hashlib.blake2b(f"{seed}:{request_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

@@ -1,5 +1,4 @@
-"""Which replica serves: the least predicted TTFT, in which a prompt head that the replica holds already counts as
-computed.
+"""Which replica serves: the least predicted TTFT, where a prompt head that the replica holds counts as computed.
 
 That is all there is to affinity: a warm replica wins as long as what it saves exceeds what it makes one wait, so no
 threshold has to be tuned. Only replicas whose dispatch window is open are sent to (`pool_load.ReplicaLoad.accepts`).
@@ -29,8 +28,7 @@ def choose(request: Request, load: PoolLoad, matches: Mapping[str, int] | None =
     """The replica to send `request` to now; None while every window is closed.
 
     `matches`: replica → leading elements of `request.prefix` that it holds (`prefixes.PrefixIndex.matches`). Replicas
-    that have not measured their rate yet come last, except when they are idle: somebody has to be first, or the rate
-    stays unknown for ever.
+    without a measured rate come last, but first when idle: without a request the rate stays unknown for ever.
     """
     matches = matches or {}
     best: tuple[tuple[float, ...], Route] | None = None
@@ -46,8 +44,7 @@ def choose(request: Request, load: PoolLoad, matches: Mapping[str, int] | None =
 
 
 def _preference(replica: ReplicaLoad, ttft: float | None) -> tuple[float, ...]:
-    """Sort key: an unmeasured idle replica, then by predicted TTFT, then the unmeasured busy; ties to the one with less
-    in flight."""
+    """Sort key: unmeasured idle replicas, then by predicted TTFT, then unmeasured busy ones; ties: fewer in flight."""
     if ttft is not None:
         return (1.0, ttft, replica.in_flight)
     return (0.0 if replica.in_flight == 0 and replica.prefill_rate is None else 2.0, replica.in_flight, 0.0)

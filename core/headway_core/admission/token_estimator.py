@@ -1,5 +1,4 @@
-"""Prompt tokens before there is a tokenizer: bytes per token, learned per model from the counts that the runtime
-returns."""
+"""Prompt tokens without a tokenizer: bytes per token, learned per model from the counts that the runtime returns."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ _LEAST, _MOST = 1 / 64, 4.0
 
 @dataclass(slots=True)
 class _Model:
-    """Decayed normal equations of tokens ≈ a·ascii + b·other, held to the prior by a ridge that one prompt
-    outweighs."""
+    """Decayed normal equations of tokens ≈ a·ascii + b·other, with a ridge to the prior that one prompt outweighs."""
 
     aa: float = 0.0
     ab: float = 0.0
@@ -44,8 +42,7 @@ class _Model:
 
 
 class TokenEstimator:
-    """Estimates per model name. Only names given to `observe` are kept, and those come from a closed set (the
-    pools)."""
+    """Estimates per model name. Only names given to `observe` are kept, from a closed set (the pools)."""
 
     def __init__(self) -> None:
         self._models: dict[str, _Model] = {}
@@ -57,8 +54,7 @@ class TokenEstimator:
         return max(1, round(ascii_bytes * per_ascii + other_bytes * per_other))
 
     def observe(self, model: str, text: str | bytes, tokens: int) -> None:
-        """Corrects the estimate with the exact count (header `header_names.PROMPT_TOKENS`); counts below 1 are passed
-        over."""
+        """Corrects the estimate by an exact count (header `header_names.PROMPT_TOKENS`); ignores one below 1."""
         ascii_bytes, other_bytes = byte_kinds(text)
         if tokens >= 1 and ascii_bytes + other_bytes:
             self._models.setdefault(model, _Model()).observe(ascii_bytes, other_bytes, tokens)

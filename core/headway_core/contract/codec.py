@@ -34,8 +34,7 @@ def member_name(field_name: str) -> str:
 
 
 def encode(value: object) -> Any:
-    """`value` (a dataclass, or anything made of plain types) as what ``json.dumps`` takes. A field that is None is left
-    out."""
+    """`value` (a dataclass, or made of plain types) as what ``json.dumps`` takes. A field that is None is left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             name: encode(member)
@@ -55,8 +54,7 @@ def decode(kind: type[T], data: object, path: str = "") -> T:
     """`data` (from ``json.loads``) as an instance of the dataclass `kind`.
 
     Raises:
-        DocumentError: a member is missing, has another type, or breaks an invariant of the dataclass; `field` is its
-        path.
+        DocumentError: a member (path in `field`) is missing, has another type, or breaks an invariant of the dataclass.
     """
     return cast(T, _decode(kind, data, path))
 

@@ -15,18 +15,15 @@ REQUEST_ID_PATTERN = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 PRIORITY = "x-headway-priority"
 """Gateway to runtime: the class's priority, a whole number; the runtime serves higher ones first."""
 CLASS = "x-headway-class"
-"""Client to gateway, honoured only with --trust-class-header: the name of a class. Gateway to runtime: the class for
-its metrics."""
+"""The name of a class. From clients honoured only with --trust-class-header; gateway to runtime: for its metrics."""
 TENANT = "x-headway-tenant"
 """Gateway to runtime: salt of the prefix cache, so that nobody learns by timing what others asked."""
 DISPATCH = "x-headway-dispatch"
-"""Gateway to runtime: ``<gateway boot id>:<number>``; numbers grow by one per replica, and the load report says the
-highest seen."""
+"""Gateway to runtime: ``<gateway boot id>:<number>``; it grows by one per replica, and load reports say the highest."""
 WANT_USAGE = "x-headway-want-usage"
 """Gateway to runtime: ask for the SSE comment `USAGE_COMMENT` at the end of a stream."""
 USAGE_COMMENT = ": headway "
-"""Head of the SSE comment line that carries ``{"prompt": p, "cached": c, "completion": n}``; the gateway takes it out
-of the stream."""
+"""Head of the SSE comment with ``{"prompt": p, "cached": c, "completion": n}``, which the gateway takes out."""
 PROMPT_TOKENS = "x-headway-prompt-tokens"
 """Runtime to gateway: the exact prompt length, from which the gateway learns its bytes-per-token estimate."""
 CACHED_TOKENS = "x-headway-cached-tokens"
@@ -44,7 +41,7 @@ class ShedReason(Enum):
     SLOT_WAIT = "slot_wait"
     BLOCK_WAIT = "block_wait"
     OUTRANKED = "outranked"
-    """Given up from the queue so that others, waiting or expected, keep their promise (Moore's rule)."""
+    """Given up from the queue so that others, waiting or expected, meet their targets (Moore's rule)."""
     QUEUE_FULL = "queue_full"
     QUEUE_TIME = "queue_time"
     NO_REPLICA = "no_replica"
@@ -52,6 +49,5 @@ class ShedReason(Enum):
 
 
 def tenant_salt(tenant: str | None) -> bytes:
-    """The salt of a tenant's prefix digests: 16 bytes, equal for equal tenants, from blake2b and never from
-    ``hash()``."""
+    """The salt of a tenant's prefix digests: 16 bytes of blake2b (``hash()`` would differ between processes)."""
     return hashlib.blake2b((tenant or "").encode(), digest_size=16).digest()

@@ -12,16 +12,13 @@ LABEL_GATEWAY = "headway.dev/gateway"
 ANNOTATION_PAUSED = "headway.dev/paused"
 """On a ServingSLO, "true": nothing is applied."""
 ANNOTATION_OPERATOR = "headway.dev/operator"
-"""On a gateway's Service: ``namespace/name`` of the lease of the operator that manages what is behind it; any other
-leaves that alone."""
+"""On a gateway's Service: ``namespace/name`` of the lease of the one operator that manages what is behind it."""
 ANNOTATION_POLICY_TOUCH = "headway.dev/policy-revision"
-"""On pods: the revision that the operator last wrote. Changing it makes the kubelet refresh mounted ConfigMaps at
-once."""
+"""On pods: the revision last written. Changing it makes the kubelet refresh mounted ConfigMaps at once."""
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 FIELD_MANAGER_PREFIX = "headway/"
 
 
 def policy_config_map(gateway: str) -> str:
-    """The ConfigMap that carries the policies of everything behind one gateway Service; one key ``<slo>.json`` for each
-    ServingSLO."""
+    """The ConfigMap with the policies behind one gateway Service: a key ``<slo>.json`` for each ServingSLO."""
     return f"{gateway}-policy"

@@ -10,8 +10,7 @@ from headway_core.slo import PriorityClass
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where one replica, or the headless Service in front of all, listens. `host` may be a DNS name with many
-    addresses."""
+    """Where a replica, or the headless Service in front of all, listens. `host` may be a name of many addresses."""
 
     host: str
     port: int = SERVING_PORT
@@ -41,8 +40,7 @@ class Knobs:
 
 
 MAX_REVISION = 2**31 - 1
-"""Revisions count changes: one a second for 68 years. Beyond it is a mistake, and would shut out every policy that
-comes after."""
+"""Revisions count changes: one a second for 68 years. A higher one is a mistake that would shut out later policies."""
 
 
 @dataclass(frozen=True, slots=True)

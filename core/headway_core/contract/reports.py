@@ -152,8 +152,7 @@ class LoadHint:
 
 @dataclass(frozen=True, slots=True)
 class ClassReport:
-    """One class's counters since the gateway's boot. Every offered request is in exactly one of `outcomes`, or still in
-    flight."""
+    """One class's counters since the gateway's boot. An offered request is in one of `outcomes`, or in flight."""
 
     offered: int = 0
     retries: int = 0

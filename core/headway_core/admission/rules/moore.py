@@ -1,5 +1,4 @@
-"""Moore's rule, the default: when somebody would be late, shed the longest prompt, so that as many as possible are in
-time.
+"""Moore's rule, the default: when somebody would be late, shed the longest prompt: most requests stay in time.
 
 Moore (1968) finds the largest set of jobs that one machine finishes on time: take them by deadline; when one would be
 late, drop the longest so far. At admission the future is not known, so the rule is applied to what waits: when a
@@ -7,9 +6,8 @@ newcomer would make some request late, shed the one with the most prefill work, 
 to and including it. Often that is the newcomer itself.
 
 Among those that wait this loses nothing against somebody who decides later. What it cannot take back is a long request
-that has started. So a waiting request is checked once more before it starts (`not_worth_starting`). That is the one
-place at which a request is shed although every target would be met so far: the targets that would be missed are those
-of arrivals that are expected.
+that has started. So a waiting request is checked once more before it starts (`not_worth_starting`). Only there is a
+request shed although every target would be met so far: arrivals that are expected would miss theirs.
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ from typing import ClassVar
 from headway_core.admission.prediction import Forecast, behind, left_for
 from headway_core.admission.request import Request
 from headway_core.admission.routing import choose
-from headway_core.admission.rules.littles_law import limit_waiting
+from headway_core.admission.rules.newcomer_rules import limit_waiting
 from headway_core.admission.rules.rule import Acceptance, AdmissionRule, AdmissionView, Refusal
 from headway_core.contract.header_names import ShedReason
 
 RETURN_WEIGHT = 0.25
-"""Of its length, what a request counts for that was shed before and came back. Without it the longest, which are shed
-first, would be shed again on their return, by the queue that an overload leaves (`docs/decisions/0017`)."""
+"""The part of its length that counts for a request that was shed and came back. Without it the longest would be shed
+again on their return, by the queue that an overload leaves (`docs/decisions/0017`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +67,8 @@ class Moore(AdmissionRule):
     def worth_starting(self, request: Request, view: AdmissionView) -> bool:
         """False for a long request that would displace more than one of those that are expected.
 
-        One that was shed before and came back is not shed for arrivals that are only expected. A gateway that sees only
-        part of what is offered sheds too few here, never too many.
+        One that came back is not shed for arrivals that are only expected. A gateway that sees only part of what is
+        offered sheds too few here, never too many.
         """
         load, rate = view.load, view.load.prefill_rate
         if not self.anticipate or request.retry or request.target is None or len(load.waiting) < 2 or rate is None:
@@ -93,9 +91,8 @@ def to_displace(order: Sequence[Request], view: AdmissionView, *, newcomer: int 
 
     `newcomer`: the id of the one in `order` that does not wait yet.
 
-    If the bottleneck is a free slot, a waiting request is never shed for a newcomer: each needs exactly one slot, so
-    shedding the old one frees no more than refusing the new one, and when a slot becomes free is predicted poorly. Such
-    a waiting request leaves only when it expires.
+    If the bottleneck is a free slot, a waiting request is never shed for a newcomer; it leaves only when it expires.
+    Shedding it frees no more than refusing the newcomer, and when a slot becomes free is predicted poorly.
     """
     kept = list(order)
     displaced: list[Request] = []
@@ -123,16 +120,15 @@ def not_worth_starting(tokens: int, carried: int | None, fullness: float) -> boo
     `carried`: the length up to which the pool can carry what is offered (`OfferedLengths.carried`); None: all of it.
     `fullness`: the wait of one more like it, as a fraction of the target.
 
-    Starting a long request displaces about tokens / `carried` requests of that greatest length that is still served, if
-    the queue fills up. The probability that it fills up is estimated as fullness² (`docs/decisions/0016` says why). The
-    request gives way when the expected number of displaced requests is greater than one.
+    If the queue fills up, starting it displaces about tokens / `carried` requests of the length `carried`. The
+    probability of that is estimated as fullness² (`docs/decisions/0016`). The request gives way when the expected
+    number of displaced requests is greater than one.
     """
     return carried is not None and tokens * min(1.0, fullness) ** 2 > carried
 
 
 def _longest(order: Sequence[Request], place: int) -> int:
-    """Index of the one with the most prefill work up to `place`, of the class there, those who came back at
-    `RETURN_WEIGHT`; among equals the latest to come."""
+    """Index of the most prefill work up to `place`, of the class there, weighed by `RETURN_WEIGHT`; last of equals."""
     priority = order[place].priority
     # Higher classes stand before, so the class of the late one is the lowest of those that could make way.
     return max(

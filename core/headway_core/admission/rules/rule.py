@@ -69,8 +69,7 @@ class AdmissionView:
     """As in `routing.choose`."""
 
     def split(self, request: Request) -> tuple[Sequence[Request], Sequence[Request]]:
-        """Those that wait before `request` and those that wait after it, in service order: it stands behind its class's
-        earlier arrivals and before lower classes. It may be new or waiting already."""
+        """Those that wait before and after `request` (new or waiting) in service order: by class, then by arrival."""
         waiting = self.load.waiting
         key = (-request.priority, request.arrival, request.request_id)
         after = len(waiting)
@@ -82,8 +81,7 @@ class AdmissionView:
     def late_by(self, request: Request, prediction: Prediction) -> float | None:
         """Seconds by which it would miss its target less the margin; None when that is unknown.
 
-        One wait that alone is too long is enough to be late, whatever else is unknown: where outputs dominate, C may
-        never be measured.
+        One wait too long is enough to be late, whatever else is unknown: where outputs dominate, C may stay unmeasured.
         """
         latest = request.deadline - self.margin(request) + TOLERANCE
         ttft = prediction.ttft
@@ -95,8 +93,7 @@ class AdmissionView:
     def accept(
         self, request: Request, prediction: Prediction, ahead: Sequence[Request], displaced: Sequence[Request] = ()
     ) -> Acceptance:
-        """Sent now where nobody of `ahead` stays before it and a replica is open to it; else it waits as long as it
-        can still be in time."""
+        """Sent now if none of `ahead` stays and a replica accepts it; else it waits as long as it can be in time."""
         gone = {other.request_id for other in displaced}
         first = all(other.request_id in gone for other in ahead)
         route = choose(request, self.load, self.matches) if first else None
