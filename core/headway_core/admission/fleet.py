@@ -210,14 +210,6 @@ class Fleet:
         out = self.outliers.ejected(allowed, now)
         return tuple([self._load(name, now) for name in allowed if name not in out and name not in exclude])
 
-    def counts(self, now: float) -> tuple[int, int]:
-        """Replicas that are ready and fresh, and those known at all."""
-        fresh = sum(
-            known.report.state is ReplicaState.READY and now - known.received <= STALE_INTERVALS * self.interval
-            for known in self._replicas.values()
-        )
-        return fresh, len(self._replicas)
-
     def _load(self, name: str, now: float) -> ReplicaLoad:
         known = self._replicas[name]
         report = known.report

@@ -293,8 +293,7 @@ class PoolAdmission:
         return shed
 
     def _displace(self, request: Request, load: PoolLoad, now: float) -> list[Shed] | None:
-        """Sheds waiting requests of lower classes, the lowest and latest first, until `request` fits; None if it never
-        would."""
+        """Sheds waiting lower classes, the lowest and latest first, until `request` fits; None: it never does."""
         lower = [other for other in reversed(self.queue.order()) if other.priority < request.priority]
         count, size, limits = len(self.queue), self.queue.bytes, self.queue.limits
         out: list[Request] = []

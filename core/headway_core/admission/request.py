@@ -22,7 +22,7 @@ class Request:
     priority_class: PriorityClass
     arrival: float
     prompt_tokens: int
-    """Exact, or the estimate of `tokens.TokenEstimator`."""
+    """Exact, or the estimate of `token_estimator.TokenEstimator`."""
     size_bytes: int = 0
     """What it occupies while it waits."""
     retry: bool = False

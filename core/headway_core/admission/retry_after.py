@@ -18,8 +18,8 @@ RETURN_SHARE = 0.33
 """Of the pool's capacity, set aside in thought for those who were told to come back."""
 
 
-def retry_after(excess: float, jitter: float, shortest: int = SHORTEST, longest: int = LONGEST) -> int:
-    """Whole seconds, rounded up, in [shortest, longest], never falling when `excess` grows.
+def retry_after(excess: float, jitter: float) -> int:
+    """Whole seconds, rounded up, in [`SHORTEST`, `LONGEST`], never falling when `excess` grows.
 
     `excess`: seconds until the backlog has shrunk so far that the request would fit (infinite: nobody knows).
     `jitter`: uniform in [0, 1), from `spread` or a random generator.
@@ -28,7 +28,7 @@ def retry_after(excess: float, jitter: float, shortest: int = SHORTEST, longest:
         raise ValueError(f"jitter lies in [0, 1), not {jitter}")
     if math.isnan(excess):
         raise ValueError("excess is a number of seconds, not NaN")
-    return max(shortest, math.ceil(min(max(0.0, excess) * (1 + SPREAD * jitter), longest - SPREAD_AT_BOUND * jitter)))
+    return max(SHORTEST, math.ceil(min(max(0.0, excess) * (1 + SPREAD * jitter), LONGEST - SPREAD_AT_BOUND * jitter)))
 
 
 @dataclass(slots=True)

@@ -137,7 +137,6 @@ def test_only_ready_fresh_uncordoned_replicas_are_chosen(report) -> None:
         fleet.observe(report(name, cordoned=name == "c"), 3.0)
     # a and f are older than three intervals; three of five are fresh.
     assert [load.replica_id for load in fleet.loads(3.5)] == ["e"]
-    assert fleet.counts(3.5) == (3, 6)
 
 
 def test_when_most_reports_stop_the_last_good_set_stays_in_force(report) -> None:
