@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from headway_core.contract.policy import MAX_REVISION, Endpoint, Knobs, Policy
+from headway_core.contract.policy import Endpoint, Knobs, Policy
 from headway_core.contract.reports import GatewayReport, RuntimeReport
 from headway_core.planning.knobs import KnobMemory, plan_knobs
-from headway_core.planning.policy_document import policy_document
+from headway_core.planning.policy_document import next_revision, outvoted, policy_document
 from headway_core.planning.snapshot import ClassTraffic, ObservedReplica, Phase, Traffic
 from headway_core.planning.traffic_window import TrafficWindow
 from headway_core.slo import Mode, PriorityClass, ServingSLO
@@ -35,7 +35,7 @@ class LocalController:
 
     def adopt(self, slo: ServingSLO) -> Policy:
         """Takes a new ServingSLO; its policy comes into force at once, the knobs follow with the next observation."""
-        self._revision = min(self._revision + 1, MAX_REVISION)
+        self._revision = next_revision(self._revision)
         # A generation of its own, as the API server counts them: what was estimated for other targets says nothing
         # about this one.
         self.slo = replace(slo, generation=self._revision, uid=f"local/{slo.name}")
@@ -62,13 +62,13 @@ class LocalController:
         self._note = found.message
         moved = found.knobs != self._knobs and self.slo.mode is Mode.ENFORCE
         known = self._highest_known()
-        if not moved and (known <= self._revision or self._revision == MAX_REVISION):
+        if not moved and not outvoted(self._revision, known):
             return None
         if moved:
             self._knobs = found.knobs
         # Above one that came from elsewhere too (a file that somebody edited): nobody would listen to a lower one
         # again.
-        self._revision = min(max(self._revision, known) + 1, MAX_REVISION)
+        self._revision = next_revision(self._revision, known)
         return self.policy()
 
     def _highest_known(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from headway_core.contract.policy import Policy
 from headway_core.planning.plan import Action, MarkVictims, Recommend, Scale, TouchPods, WritePolicy
+from headway_core.planning.policy_document import next_revision
 from headway_core.planning.snapshot import Phase
 
 from headway_operator import manifests
@@ -156,7 +157,7 @@ class Executor:
         async with self._lock(key):
             for attempt in range(_CONFLICTS):
                 found = await self._read(key, now)
-                revision = max(policy.revision, 1 + found.highest_revision(slo.target_name))
+                revision = max(policy.revision, next_revision(found.highest_revision(slo.target_name)))
                 document = replace(policy, revision=revision)
                 self._check()
                 try:

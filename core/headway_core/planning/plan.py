@@ -17,7 +17,7 @@ from headway_core.contract.kubernetes import ANNOTATION_PAUSED
 from headway_core.contract.policy import Knobs, Policy
 from headway_core.planning.conditions import Condition, feasible, metrics_available, slo_met, within_bounds
 from headway_core.planning.knobs import KnobMemory, KnobPlan, estimate, settle
-from headway_core.planning.policy_document import policy_document, says_the_same
+from headway_core.planning.policy_document import next_revision, outvoted, policy_document, says_the_same
 from headway_core.planning.scaling import DRAIN_BUDGET, DesiredReplicas, ScaleMemory, desired_replicas, retire
 from headway_core.planning.snapshot import Phase, Snapshot
 from headway_core.slo import Mode, ServingSLO
@@ -246,13 +246,11 @@ def _wanted_policy(
 
 
 def _policy_actions(snapshot: Snapshot, policy: Policy, changes: tuple[SetKnobs | Cordon, ...]) -> list[Action]:
-    """Writes the policy when it says something new, or when a pod knows a higher revision, so would not read this
-    one."""
-    before = snapshot.policy
+    """Writes the policy when it says something new, or when a pod knows a higher revision: it would not read this."""
+    before, highest = snapshot.policy, snapshot.highest_revision
     revision = before.revision if before is not None else 0
-    outvoted = before is not None and snapshot.highest_revision > revision
-    if outvoted or not says_the_same(before, policy):
-        return [WritePolicy(replace(policy, revision=1 + max(revision, snapshot.highest_revision)), changes)]
+    if outvoted(revision, highest) or not says_the_same(before, policy):
+        return [WritePolicy(replace(policy, revision=next_revision(revision, highest)), changes)]
     return [TouchPods(snapshot.unaware)] if snapshot.unaware else []
 
 

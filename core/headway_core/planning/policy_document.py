@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway_core.contract.policy import Endpoint, Knobs, Policy, Pool
+from headway_core.contract.policy import MAX_REVISION, Endpoint, Knobs, Policy, Pool
 from headway_core.slo import ServingSLO
 
 
@@ -29,6 +29,16 @@ def policy_document(
         min_samples=slo.min_samples,
         window=slo.window,
     )
+
+
+def next_revision(*known: int) -> int:
+    """One above all of these, so that every reader takes the policy; at most `MAX_REVISION`."""
+    return min(max(known) + 1, MAX_REVISION)
+
+
+def outvoted(revision: int, highest: int) -> bool:
+    """Whether readers keep `highest`, since only a higher revision replaces it, and a higher one is possible."""
+    return revision < min(highest, MAX_REVISION)
 
 
 def says_the_same(one: Policy | None, other: Policy) -> bool:

@@ -1,7 +1,7 @@
 import dataclasses
 
 import pytest
-from headway_core.contract.policy import Knobs
+from headway_core.contract.policy import MAX_REVISION, Knobs
 from headway_core.planning.capacity import Targets, Workload, solve
 from headway_core.planning.knobs import KnobMemory, plan_knobs
 from headway_core.planning.plan import (
@@ -458,6 +458,19 @@ class TestActions:
         slo = make.slo()
         (write,) = plan(make.snapshot(best.rate, policy=tuned(slo), highest_revision=9), slo, Memory(), 0.0).actions
         assert write.policy == dataclasses.replace(tuned(slo), revision=10)
+
+    def test_the_highest_revision_of_all_ends_nothing(self, make, best, tuned):
+        slo = make.slo()
+        last = dataclasses.replace(tuned(slo), revision=MAX_REVISION)
+        edited = dataclasses.replace(last, min_samples=1)
+        (write,) = plan(
+            make.snapshot(best.rate, policy=edited, highest_revision=MAX_REVISION), slo, Memory(), 0
+        ).actions
+        assert write.policy == last
+        assert (
+            plan(make.snapshot(best.rate, policy=last, highest_revision=MAX_REVISION + 1), slo, Memory(), 0).actions
+            == ()
+        )
 
     def test_pods_that_have_not_read_it_are_touched(self, make, best, tuned):
         slo = make.slo()
