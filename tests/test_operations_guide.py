@@ -100,14 +100,14 @@ def reasons_in_code() -> set[tuple[str, str]]:
 
 def bound_by(binding: Binding) -> str:
     capacity = ReplicaCapacity(1.0, 1.0, 1.0, 1.0, binding, "")
-    return feasible(KnobPlan(Knobs(), False, "", Estimate(capacity), KnobMemory())).reason
+    return feasible(KnobPlan(Knobs(), "", Estimate(capacity), KnobMemory())).reason
 
 
 def decisions_in_code() -> set[str]:
     """Reasons of events that are no condition's."""
     found: set[str] = set()
     for function in functions():
-        for name in ("SetKnobs", "Cordon", "Scale", "Recommend", "Decision", "warn"):
+        for name in ("SetKnobs", "Cordon", "Scale", "Decision", "warn"):
             for call in calls(function, name):
                 found |= {reason for argument in call.args[1:] if (reason := word(argument))}
         for node in ast.walk(function):

@@ -66,9 +66,7 @@ async def run(settings: Settings) -> None:
         await asyncio.wait([asyncio.create_task(stop.wait()), watching, *acting], return_when=asyncio.FIRST_COMPLETED)
     finally:
         results = await _end(*acting)
-        await (
-            lease.release()
-        )  # before kopf has closed its watches, which takes seconds: another operator may start at once
+        await lease.release()  # first: kopf takes seconds to close its watches, and another operator may start at once
         results += await _end(watching)
         await asyncio.to_thread(server.close)
         await kube.close()
@@ -84,8 +82,7 @@ async def _end(*tasks: asyncio.Task[None]) -> list[BaseException | None]:
 
 
 async def _watch(settings: Settings, controller: Controller) -> None:
-    """Keeps kopf running with the watches that are permitted; starts it again when it ended, or when rights have
-    changed."""
+    """Keeps kopf running with the permitted watches; starts it again when it ended or when rights changed."""
     here = asyncio.get_running_loop()
 
     def take(plural: str, kind: str | None, document: Mapping[str, Any]) -> None:

@@ -1,5 +1,4 @@
-"""What the operator may do, by SelfSubjectAccessReviews. A watch that is refused would end kopf and with it every other
-watch, so none is begun without a review."""
+"""What the operator may do, by SelfSubjectAccessReviews. Every watch needs one: a refused watch would end kopf."""
 
 from __future__ import annotations
 
@@ -18,7 +17,6 @@ ASK_AGAIN = 60.0
 """Seconds between reviews while a right is missing."""
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
-
 log = logging.getLogger(__name__)
 
 
@@ -30,11 +28,9 @@ class Right:
     group: str
     resource: str
     condition: str
-    name: str = ""
 
     def __str__(self) -> str:
-        resource = f"{self.resource}.{self.group}" if self.group else self.resource
-        return f"{self.verb} {resource}" + (f" named {self.name}" if self.name else "")
+        return f"{self.verb} {self.resource}" + (f".{self.group}" if self.group else "")
 
 
 NEEDED = (
@@ -53,8 +49,7 @@ NEEDED = (
     Right("list", "autoscaling", "horizontalpodautoscalers", "ScalingActive"),
     Right("create", "", "events", "Ready"),
 )
-"""Besides these: get and patch of each gateway's policy ConfigMap, by name, found out when it is used; and the
-lease."""
+"""Besides these: the lease; get and patch of each gateway's policy ConfigMap by name, found out when it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +66,7 @@ class Access:
         )
 
     def lacks(self, namespace: str, condition: str | None = None) -> tuple[Right, ...]:
-        """Rights missing for objects of `namespace`, in the order of `NEEDED`; only those that `condition` needs, when
-        it is given."""
+        """Rights missing for objects of `namespace`, in the order of `NEEDED`; with `condition`, those it needs."""
         if not self.missing:
             return ()
         missing = {right for place, right in self.missing if place in ("", namespace)}
@@ -128,12 +122,10 @@ async def _allowed(kube: Kube, namespace: str, right: Right) -> bool:
         "resource": resource,
         "subresource": subresource,
         "namespace": namespace,
-        "name": right.name,
     }
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
     }
-    answer = await kube.create(_REVIEWS, body)
-    return bool(answer.get("status", {}).get("allowed", False))
+    return bool((await kube.create(_REVIEWS, body)).get("status", {}).get("allowed", False))

@@ -1,5 +1,4 @@
-"""Foreign autoscalers on a target: HorizontalPodAutoscaler objects, which KEDA creates, too. Listed every 30 s, never
-watched."""
+"""Foreign autoscalers on a target: HorizontalPodAutoscalers, KEDA's among them. Listed every 30 s, never watched."""
 
 from __future__ import annotations
 

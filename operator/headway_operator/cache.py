@@ -1,8 +1,6 @@
-"""What the watches have shown, in memory: the objects as the controller needs them, and which ServingSLO to reconcile
-at once.
+"""What the watches have shown, in memory: objects as the controller needs them, and which ServingSLO changed.
 
-Events can be missed while a watch is being renewed, so `replace` takes a whole list now and then; an older version
-never replaces a newer.
+A renewed watch can miss events, so `replace` takes a whole list now and then; an older version never replaces a newer.
 """
 
 from __future__ import annotations
@@ -43,8 +41,7 @@ class KindCache(Generic[T]):
         notable: Callable[[T], object] = lambda item: item,
     ) -> None:
         """`read` makes an object from the API server's document, or None for one that is not ours. `changed` is told of
-        an object that came, went, or whose `notable` part is another than before.
-        """
+        an object that came, went, or whose `notable` part is another than before."""
         self._read = read
         self._changed = changed
         self._notable = notable
@@ -54,8 +51,7 @@ class KindCache(Generic[T]):
 
     def get(self, namespace: str, name: str) -> T | None:
         """The object, or None."""
-        found = self._items.get((namespace, name))
-        return found[1] if found else None
+        return self._items.get((namespace, name), (0, None))[1]
 
     def keys(self) -> list[Key]:
         """Every (namespace, name), sorted."""
@@ -89,9 +85,8 @@ class KindCache(Generic[T]):
 
     def replace(self, documents: Iterable[Mapping[str, Any]], version: int, namespace: str) -> None:
         """A whole list, as of `version`, of one namespace ("" for all): what it lacks and is not newer is gone."""
-        listed = set()
-        for document in documents:
-            listed.add(_key(document))
+        listed = {_key(document): document for document in documents}
+        for document in listed.values():
             self.put(document)
         for key, (known, _) in list(self._items.items()):
             if namespace in ("", key[0]) and key not in listed and known <= version:
@@ -120,7 +115,7 @@ class Cache:
         """By the plural that the API server knows."""
         self._labelled: dict[tuple[str, str, str], list[Pod]] = {}
         self._labelled_at = -1
-        self._owners: dict[Key, Key] = {}
+        self._owners: dict[Key, str] = {}
         self._owners_at = -1
 
     def pods_behind(self, service: Service) -> list[Pod]:
@@ -141,9 +136,8 @@ class Cache:
                 reference = (document.get("spec") or {}).get("targetRef")
                 if isinstance(reference, Mapping):
                     place, name = _key(document)
-                    self._owners.setdefault((place, str(reference.get("name"))), (place, name))
-        found = self._owners.get((namespace, target))
-        return found[1] if found else None
+                    self._owners.setdefault((place, str(reference.get("name"))), name)
+        return self._owners.get((namespace, target))
 
 
 class Relister:
@@ -178,8 +172,7 @@ class Relister:
     async def _list(self, root: str, plural: str, place: str) -> None:
         scope = f"/namespaces/{place}" if place else ""
         answer = await self._kube.get(f"{root}{scope}/{plural}", resourceVersion="0")
-        text = str(answer.get("metadata", {}).get("resourceVersion", ""))
-        self._cache.kinds[plural].replace(answer.get("items") or (), int(text) if text.isdigit() else 0, place)
+        self._cache.kinds[plural].replace(answer.get("items") or (), _version(answer), place)
 
 
 def _seniority(document: Mapping[str, Any]) -> tuple[str, str]:
@@ -199,5 +192,6 @@ def _key(document: Mapping[str, Any]) -> Key:
 
 
 def _version(document: Mapping[str, Any]) -> int:
-    text = str(document["metadata"].get("resourceVersion", ""))
+    """The resourceVersion of an object or a list; 0 when it is no number."""
+    text = str(document.get("metadata", {}).get("resourceVersion", ""))
     return int(text) if text.isdigit() else 0

@@ -1,8 +1,6 @@
-"""When to reconcile which object. One loop, under the lease: every object once an interval, at once when it changed,
-sooner after a write.
+"""When to reconcile which object. One loop under the lease: each object once an interval, sooner after a write or edit.
 
-An object whose reconciliation fails waits longer each time, and no other object waits for it. What is remembered of
-objects ends with the term of the lease.
+A failing object waits longer each time, and no other waits for it. What is remembered ends with the lease's term.
 """
 
 from __future__ import annotations

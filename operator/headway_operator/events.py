@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from headway_core.planning.conditions import Condition
+from headway_core.planning.plan import Decision
 
 from headway_operator import manifests
 from headway_operator.kube import Kube, KubeError
-from headway_operator.status import Decision
 
 QUIET = 300.0
 """Seconds in which a reason is told once per object."""
@@ -42,11 +42,9 @@ class Events:
         old = {condition["type"]: condition for condition in before.get("conditions") or ()}
         for condition in conditions:
             known = old.get(condition.type, {})
-            fell = condition.status is False and (known.get("status"), known.get("reason")) != (
-                "False",
-                condition.reason,
-            )
-            rose = condition.status is True and known.get("status") == "False"
+            was_false = known.get("status") == "False"
+            fell = condition.status is False and not (was_false and known.get("reason") == condition.reason)
+            rose = condition.status is True and was_false
             if condition.type != "Ready" and (fell or rose):  # Ready only repeats another condition's reason
                 await self._post(document, condition.reason, f"{condition.type}: {condition.message}", fell, at)
 

@@ -1,8 +1,7 @@
-"""Executes the actions of a plan: policy, touch of the pods, deletion cost, scale. The only place that writes anything
-but a status and events.
+"""Executes the actions of a plan: policy, touch, deletion cost, scale. Only status and events are written elsewhere.
 
-Nothing is decided here. Every write asks first whether the lease is held. What a step has done can be found again in
-the cluster, so a step that fails is simply planned again.
+Nothing is decided here. Every write first asks whether the lease is held. The next plan finds in the cluster what was
+done, so a step that fails is planned again.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headway_core.contract.policy import Policy
-from headway_core.planning.plan import Action, MarkVictims, Recommend, Scale, TouchPods, WritePolicy
+from headway_core.planning.plan import Action, Decision, MarkVictims, Scale, TouchPods, WritePolicy
 from headway_core.planning.policy_document import next_revision
 from headway_core.planning.snapshot import Phase
 
@@ -23,14 +22,12 @@ from headway_operator.kube import APPLY_PATCH, Kube, KubeError
 from headway_operator.metrics import ACTIONS
 from headway_operator.policy_ack import Delivery
 from headway_operator.resources import Pod
-from headway_operator.status import Decision
 from headway_operator.targets import ResolvedTarget
 
 SOON = 1.5
 """Seconds after a write until the pods are asked whether they have it."""
 FRESH = 30.0
-"""Seconds for which a ConfigMap that was read is believed; a write of one that changed since is refused, and reads it
-again."""
+"""Seconds for which a ConfigMap is believed after a read; a write of one that changed since is refused and rereads."""
 _CONFLICTS = 5
 
 log = logging.getLogger(__name__)
@@ -80,14 +77,12 @@ class Executor:
         self._may_write = may_write
         self._maps: dict[tuple[str, str], PolicyMap] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
-        """Many objects share a ConfigMap: one reads it for all, and they write one after the other instead of refusing
-        each other."""
+        """Many objects share a ConfigMap: one reads it for all, and they write one after the other."""
 
     async def execute(
         self, actions: Iterable[Action], target: ResolvedTarget, written: Policy | None, delivery: Delivery, now: float
     ) -> Outcome:
-        """Executes the actions in their order, up to the first that the API server refuses for good. `written` is the
-        policy that the plan has seen.
+        """Executes the actions in order, up to the first refused for good. `written` is the policy planned from.
 
         Raises KubeError when the API server failed for now or somebody else wrote first, NotLeading.
         """
@@ -112,9 +107,7 @@ class Executor:
             case WritePolicy(policy, changes):
                 outcome.policy = await self.write_policy(target, policy, now)
                 outcome.again = SOON
-                outcome.decisions += [
-                    Decision(type(change).__name__, change.reason, change.message) for change in changes
-                ]
+                outcome.decisions += (Decision(type(made).__name__, made.reason, made.message) for made in changes)
                 ready = [pod for pod in (*target.runtimes, *target.gateways) if pod.phase is Phase.READY]
                 outcome.again = min(SOON, await self._touch(ready, outcome.policy.revision, delivery, now))
             case TouchPods(names):
@@ -127,8 +120,8 @@ class Executor:
                     outcome.decisions.append(Decision("Scale", action.reason, action.message))
             case MarkVictims(victims):
                 await self._mark(target.runtimes, frozenset(victims))
-            case Recommend(kind, reason, message):
-                outcome.decisions.append(Decision(kind, reason, message))
+            case Decision():
+                outcome.decisions.append(action)
 
     async def policy_map(self, target: ResolvedTarget, now: float) -> PolicyMap:
         """The policy ConfigMap, read at most `FRESH` seconds ago. Raises KubeError."""
@@ -137,10 +130,7 @@ class Executor:
             return await self._read(key, now)
 
     async def uncordon(self, target: ResolvedTarget, now: float) -> None:
-        """Lets the replicas that the target's policy cordons have requests again, and takes their deletion cost away.
-
-        Raises KubeError, NotLeading.
-        """
+        """Gives cordoned replicas requests again and takes their deletion cost away. Raises KubeError, NotLeading."""
         policy = (await self.policy_map(target, now)).policy(target.slo.name)
         if policy is not None and policy.cordoned:
             await self.write_policy(target, replace(policy, cordoned=()), now)
@@ -149,8 +139,7 @@ class Executor:
     async def write_policy(self, target: ResolvedTarget, policy: Policy, now: float) -> Policy:
         """Writes the policy, with a revision above every one for its pool in the ConfigMap; returns it as written.
 
-        A ConfigMap that somebody else changed meanwhile is read again: their keys are not ours, but a revision of
-        theirs may be higher. Raises KubeError, NotLeading.
+        A ConfigMap that changed meanwhile is read again: its revisions may be higher. Raises KubeError, NotLeading.
         """
         slo = target.slo
         key = (slo.namespace, target.config_map)
@@ -176,14 +165,8 @@ class Executor:
                     continue
                 self._maps[key] = PolicyMap(answer, now)
                 ACTIONS.labels("policy").inc()
-                log.info(
-                    "%s/%s: policy revision %d: %s, cordoned %s",
-                    slo.namespace,
-                    slo.name,
-                    revision,
-                    document.knobs,
-                    list(document.cordoned),
-                )
+                what = f"{document.knobs}, cordoned {list(document.cordoned)}"
+                log.info("%s/%s: policy revision %d: %s", slo.namespace, slo.name, revision, what)
                 return document
         raise AssertionError("the last attempt returns or raises")
 
@@ -212,21 +195,11 @@ class Executor:
 
     async def _touch_one(self, pod: Pod, revision: int, delivery: Delivery, now: float) -> None:
         attempt = delivery.attempts(pod) + 1
-        self._check()
-        try:
-            await self._kube.patch(_pod_path(pod), manifests.touch_patch(revision, attempt))
-        except KubeError as error:
-            if not error.missing:
-                raise
+        await self._patch_pod(pod, manifests.touch_patch(revision, attempt), "touch")
         delivery.touched(pod, attempt, now)
-        ACTIONS.labels("touch").inc()
 
     async def _scale(self, target: ResolvedTarget, action: Scale) -> bool:
-        """Marks the victims, takes stale marks away, and sets the scale; False when somebody else changed it
-        meanwhile.
-
-        Raises KubeError, NotLeading.
-        """
+        """Marks the victims and sets the scale; False when somebody else changed it. Raises KubeError, NotLeading."""
         path = f"/apis/apps/v1/namespaces/{target.slo.namespace}/deployments/{target.slo.target_name}/scale"
         scale = await self._kube.get(path)
         if scale.get("spec", {}).get("replicas", 0) != target.deployment.replicas:
@@ -244,19 +217,20 @@ class Executor:
         return True
 
     async def _mark(self, pods: Iterable[Pod], victims: frozenset[str]) -> None:
-        """Puts the deletion cost on exactly these pods: any other pod that carries it loses it.
-
-        Raises KubeError, NotLeading.
-        """
+        """Puts the deletion cost on exactly these pods; any other loses it. Raises KubeError, NotLeading."""
         wrong = [pod for pod in pods if pod.phase is not Phase.LEAVING and pod.marked != (pod.name in victims)]
         for pod in wrong:
-            self._check()
-            try:
-                await self._kube.patch(_pod_path(pod), manifests.cost_patch(pod.name in victims))
-            except KubeError as error:
-                if not error.missing:
-                    raise
-            ACTIONS.labels("mark").inc()
+            await self._patch_pod(pod, manifests.cost_patch(pod.name in victims), "mark")
+
+    async def _patch_pod(self, pod: Pod, patch: Mapping[str, Any], action: str) -> None:
+        """A pod that is gone needs no patch. Raises KubeError, NotLeading."""
+        self._check()
+        try:
+            await self._kube.patch(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}", patch)
+        except KubeError as error:
+            if not error.missing:
+                raise
+        ACTIONS.labels(action).inc()
 
     def _check(self) -> None:
         if not self._may_write():
@@ -265,7 +239,3 @@ class Executor:
 
 def _map_path(namespace: str, name: str) -> str:
     return f"/api/v1/namespaces/{namespace}/configmaps/{name}"
-
-
-def _pod_path(pod: Pod) -> str:
-    return f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"

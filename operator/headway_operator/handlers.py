@@ -1,5 +1,4 @@
-"""What the operator listens to. An index: each body is one call. No handler here changes an object, so kopf adds no
-finalizer anywhere."""
+"""What the operator listens to. No handler here changes an object, so kopf adds no finalizer."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def registry(take: Take, plurals: Collection[str]) -> kopf.OperatorRegistry:
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """kopf as a source of events only: it posts none of its own, and does not scan namespaces or CRDs, which would need
-    cluster rights."""
+    """kopf only as a source of events: it posts none, and scans no namespaces or CRDs, which needs cluster rights."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.watching.server_timeout = 300  # seconds, whole: the API server refuses "300.0"

@@ -59,18 +59,16 @@ class Kube:
     """One API server. `close` it at the end."""
 
     def __init__(self, concurrency: int = 16, timeout: float = 5.0) -> None:
-        """`timeout` in seconds: a write begun before the lease was lost must have ended before another operator may
-        act.
+        """`timeout` in seconds: a write begun under the lease must have ended before another operator may act.
 
-        Raises KubeError when there are no credentials to be found.
+        Raises KubeError without credentials.
         """
         self._configuration = _configuration()
-        limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         self._http = httpx.AsyncClient(
             base_url=self._configuration.host,
             verify=_tls(self._configuration),
             timeout=httpx.Timeout(timeout, connect=0.6 * timeout),
-            limits=limits,
+            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
             trust_env=False,
             headers={"User-Agent": "headway-operator"},
         )
@@ -173,9 +171,8 @@ def _configuration() -> Any:
         except config.ConfigException:
             config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
-        raise KubeError(
-            0, f"no credentials: run in a pod with a ServiceAccount, or set KUBECONFIG ({error})", "connecting"
-        ) from error
+        message = f"no credentials: run in a pod with a ServiceAccount, or set KUBECONFIG ({error})"
+        raise KubeError(0, message, "connecting") from error
     return configuration
 
 

@@ -2,8 +2,7 @@
 are never compared: what counts is when this one saw the Lease change.
 
 The holder renews every 2 s and stops acting when it could not for 10 s; another takes over when it saw no renewal for
-15 s. The gap is the time that a write begun in time may still take. Another duration than 15 s changes all three by the
-same factor.
+15 s. The gap is for writes begun in time. Another duration than 15 s changes all three by the same factor.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,8 +47,7 @@ class Lease:
         self._seen: tuple[str, str] | None = None
         self._seen_at = 0.0
         self.term = 0
-        """Grows each time the lease was taken from somebody else, or from nobody: what was remembered before may be out
-        of date."""
+        """Grows each time the lease is taken anew: what was remembered before may be out of date."""
         LEADING.set_function(lambda: float(self.held))
         self.trouble: str | None = None
         """Why the last attempt failed."""
@@ -71,9 +69,8 @@ class Lease:
                     log.warning("lease: %s", error)
                 self.trouble = str(error)
             if self.held != was:
-                log.info(
-                    "%s the lease %s as %s", "holding" if self.held else "no longer holding", self._path, self.identity
-                )
+                what = "holding" if self.held else "no longer holding"
+                log.info("%s the lease %s as %s", what, self._path, self.identity)
             await asyncio.sleep(self._period)
 
     async def release(self) -> None:
@@ -84,12 +81,7 @@ class Lease:
         try:
             current = await self._kube.get(self._path)
             if current.get("spec", {}).get("holderIdentity") == self.identity:
-                current["spec"] = {
-                    **current["spec"],
-                    "holderIdentity": "",
-                    "renewTime": _now(),
-                    "leaseDurationSeconds": 1,
-                }
+                current["spec"] |= {"holderIdentity": "", "renewTime": _now(), "leaseDurationSeconds": 1}
                 await self._kube.replace(self._path, current)
         except KubeError as error:
             log.info("lease not given back, it runs out in %.0fs: %s", self._duration, error)
@@ -113,13 +105,7 @@ class Lease:
         if not mine and holder and asked_at - self._seen_at < float(spec.get("leaseDurationSeconds") or self._duration):
             self._renewed_at = None
             return
-        try:
-            await self._kube.replace(self._path, {**current, "spec": self._spec(spec, mine)})
-        except KubeError as error:
-            if not error.conflict:
-                raise
-            return
-        self._hold(asked_at, mine)
+        await self._hold(self._kube.replace(self._path, {**current, "spec": self._spec(spec, mine)}), asked_at, mine)
 
     async def _create(self, asked_at: float) -> None:
         body = {
@@ -128,15 +114,16 @@ class Lease:
             "metadata": {"name": self._name},
             "spec": self._spec({}, False),
         }
+        await self._hold(self._kube.create(self._collection, body, repeat=False), asked_at, False)
+
+    async def _hold(self, write: Awaitable[object], asked_at: float, mine: bool) -> None:
+        """Holds the lease as of `asked_at` when the write succeeds; a conflict changes nothing. Raises KubeError."""
         try:
-            await self._kube.create(self._collection, body, repeat=False)
+            await write
         except KubeError as error:
             if not error.conflict:
                 raise
             return
-        self._hold(asked_at, False)
-
-    def _hold(self, asked_at: float, mine: bool) -> None:
         if not mine:
             self.term += 1
         self._renewed_at = asked_at

@@ -43,22 +43,16 @@ def _policy_in(text: str) -> Policy | None:
 
 def policy_apply(name: str, config_map: Mapping[str, Any], document: Policy) -> dict[str, Any]:
     """Server-side apply of one key; a ConfigMap that changed since it was read answers 409."""
-    metadata = config_map["metadata"]
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-            "resourceVersion": metadata["resourceVersion"],
-        },
+        "metadata": {key: config_map["metadata"][key] for key in ("name", "namespace", "resourceVersion")},
         "data": {policy_key(name): dump(document)},
     }
 
 
 def touch_patch(revision: int, attempt: int) -> dict[str, Any]:
-    """Makes the kubelet refresh a pod's mounted ConfigMaps now; each further attempt must differ to have that
-    effect."""
+    """Makes the kubelet refresh a pod's mounted ConfigMaps now; each attempt must differ to have that effect."""
     value = str(revision) if attempt == 1 else f"{revision}.{attempt}"
     return {"metadata": {"annotations": {ANNOTATION_POLICY_TOUCH: value}}}
 

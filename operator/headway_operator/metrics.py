@@ -1,5 +1,4 @@
-"""The operator's own metrics and its health, on one small HTTP server. Labels are names of objects or from closed sets,
-never text from outside."""
+"""The operator's own metrics and health over HTTP. Labels are object names or from closed sets, never outside text."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class _SilentHandler(WSGIRequestHandler):
 
 
 class HealthServer:
-    """/metrics and /healthz in a thread of their own: they answer while the controller is busy, and tell when it
-    hangs."""
+    """/metrics and /healthz in a thread of their own: they answer while the controller is busy or hangs."""
 
     def __init__(self, host: str, port: int, healthy: Callable[[], str | None]) -> None:
         """`healthy` returns None, or what is wrong. Raises OSError when the port is taken."""
@@ -76,12 +74,9 @@ class HealthServer:
         if path == PATH_METRICS:
             metrics: Iterable[bytes] = self._metrics(environ, start)
             return metrics
+        status, text = "404 Not Found", "see /metrics and /healthz"
         if path == PATH_HEALTHZ:
             wrong = self._healthy()
-            start(
-                "200 OK" if wrong is None else "503 Service Unavailable",
-                [("Content-Type", "text/plain; charset=utf-8")],
-            )
-            return [(wrong or "ok").encode() + b"\n"]
-        start("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
-        return [b"see /metrics and /healthz\n"]
+            status, text = ("200 OK", "ok") if wrong is None else ("503 Service Unavailable", wrong)
+        start(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{text}\n".encode()]

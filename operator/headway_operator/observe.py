@@ -58,11 +58,8 @@ class Observer:
 
     async def poll(self, target: ResolvedTarget, *, awaiting_ack: bool = False) -> None:
         """Asks every pod of the target that has an address; an answer of just now serves whoever shares the pod."""
-        age = (
-            min(SHARED_WHILE_AWAITING, self._settings.interval / 2)
-            if awaiting_ack
-            else self._settings.interval * SHARED
-        )
+        interval = self._settings.interval
+        age = min(SHARED_WHILE_AWAITING, interval / 2) if awaiting_ack else interval * SHARED
         await asyncio.gather(
             *(self._ask(pod, "runtime", age) for pod in _reachable(target.runtimes)),
             *(self._ask(pod, "gateway", age) for pod in _reachable(target.gateways)),
@@ -127,8 +124,7 @@ class Observation:
 def observe(
     target: ResolvedTarget, observer: Observer, traffic: TrafficWindow, known: Snapshot, now: float
 ) -> Observation:
-    """One observation: `known`, completed by the target and the reports of its pods. `traffic` holds the counters so
-    far, and takes these readings."""
+    """`known`, completed by the target and its pods' reports. `traffic`, the counters so far, takes these readings."""
     received = {pod.name: newest for pod in target.gateways if (newest := observer.gateway(pod))}
     gateways = {name: (newest.report, _pool_report(newest.report, target)) for name, newest in received.items()}
     expected = {pod.name for pod in target.gateways if pod.phase in (Phase.READY, Phase.LEAVING)} | gateways.keys()

@@ -1,5 +1,4 @@
-"""Whether the written policy is in force, by the acknowledgements of the pods (KnobsApplied), and which pods must be
-touched so that they read it. Pure."""
+"""Whether the pods acknowledge the written policy (KnobsApplied), and which must be touched to read it. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +16,6 @@ from headway_operator.resources import Pod
 
 ACKNOWLEDGED_WITHIN = 120.0
 """Seconds that reading a policy may take before it is a fault: a kubelet that was not woken needs a minute."""
-
 
 TOUCH_AGAIN = 3.0
 """Seconds without acknowledgement after which a pod is touched again; doubled each time."""
@@ -72,9 +70,8 @@ def acknowledged_replicas(observation: Observation, policy: Policy | None) -> in
     """Serving replicas that confirm the policy."""
     if policy is None:
         return 0
-    return sum(
-        observation.acknowledged.get(replica.name, 0) >= policy.revision for replica in observation.snapshot.fresh
-    )
+    revisions = (observation.acknowledged.get(replica.name, 0) for replica in observation.snapshot.fresh)
+    return sum(revision >= policy.revision for revision in revisions)
 
 
 def knobs_applied(

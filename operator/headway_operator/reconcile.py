@@ -1,5 +1,4 @@
-"""One reconciliation of one ServingSLO: resolve, observe, plan, execute, report. `Reconciler.reconcile` reads as the
-path; each step is a module of its own."""
+"""One reconciliation of one ServingSLO: resolve, observe, plan, execute, report. Each step is a module of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from typing import Any
 from headway_core.contract.kubernetes import GROUP, PLURAL, VERSION
 from headway_core.contract.policy import Knobs, Policy
 from headway_core.planning.conditions import Condition
-from headway_core.planning.plan import Memory, Plan, paused, plan
+from headway_core.planning.plan import Decision, Memory, Plan, paused, plan
 from headway_core.planning.snapshot import Snapshot
 from headway_core.planning.traffic_window import TrafficWindow
 from headway_core.slo import Mode, ServingSLO
@@ -29,7 +28,7 @@ from headway_operator.metrics import CONDITION
 from headway_operator.observe import Observation, Observer, observe
 from headway_operator.policy_ack import Delivery, acknowledged_replicas, knobs_applied
 from headway_operator.settings import Settings
-from headway_operator.status import Decision, StatusFigures
+from headway_operator.status import StatusFigures
 from headway_operator.targets import ResolvedTarget, other_operator, resolve
 
 log = logging.getLogger(__name__)
@@ -37,8 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ObjectState:
-    """What is remembered of one object from one reconciliation to the next. A fresh one is always right: everything
-    else is found in the cluster again."""
+    """What is remembered of one object between reconciliations. A fresh one is right: the cluster tells the rest."""
 
     began: float
     memory: Memory = Memory()
@@ -93,9 +91,8 @@ class Reconciler:
         if other != state.left_to:
             state.left_to = other
             self._hide(key, state)
-            log.info(
-                "%s/%s is %s", *key, f"left to the operator {other} that its gateway names" if other else "managed here"
-            )
+            what = f"left to the operator {other} that its gateway names" if other else "managed here"
+            log.info("%s/%s is %s", *key, what)
         if other is not None:
             return self._settings.interval
         resolution = resolve(document, self._cache, access)
@@ -118,9 +115,8 @@ class Reconciler:
         policy = outcome.policy
         state.waiting = outcome.again < self._settings.interval
         state.cordoned = target if policy is not None and policy.cordoned else None
-        applied = knobs_applied(
-            target.slo, policy, observation, failure or outcome.failure, state.delivery.waited(policy, now)
-        )
+        waited = state.delivery.waited(policy, now)
+        applied = knobs_applied(target.slo, policy, observation, failure or outcome.failure, waited)
         told = [_refused_scaling(condition, outcome.refused) for condition in planned.conditions]
         conditions = [resolution.accepted, resolution.resolved, *told, applied]
         if now - state.began < target.slo.window + self._settings.interval:
@@ -148,13 +144,13 @@ class Reconciler:
             if error.transient:
                 raise
             failure = error
-        desired = (document.get("status") or {}).get("desired")
-        recommended = desired if target.slo.mode is Mode.RECOMMEND and desired else None
+        recommends = target.slo.mode is Mode.RECOMMEND
+        recommended = ((document.get("status") or {}).get("desired") or {}) if recommends else {}
         known = Snapshot(
             policy=policy,
             policy_readable=failure is None,
-            recommended=_knobs(recommended) if recommended is not None else None,
-            recommended_replicas=recommended.get("replicas") if recommended is not None else None,
+            recommended=_knobs(recommended) if recommended else None,
+            recommended_replicas=recommended.get("replicas"),
             foreign_autoscaler=await self._autoscaler(target, access, now),
             missing_scaling_rights=tuple(map(str, access.lacks(target.slo.namespace, "ScalingActive"))),
             stale_after=self._settings.stale_after,
@@ -162,11 +158,10 @@ class Reconciler:
         return known, failure
 
     async def _autoscaler(self, target: ResolvedTarget, access: Access, now: float) -> str | None:
-        if target.slo.bounds.replicas is None or not access.may(
-            target.slo.namespace, "list", "horizontalpodautoscalers"
-        ):
+        slo = target.slo
+        if slo.bounds.replicas is None or not access.may(slo.namespace, "list", "horizontalpodautoscalers"):
             return None
-        return await self._autoscalers.of(target.slo.namespace, target.slo.target_name, now)
+        return await self._autoscalers.of(slo.namespace, slo.target_name, now)
 
     def _figures(
         self,
@@ -218,15 +213,13 @@ class Reconciler:
         after = status.build(slo, listed, figures, status.decided(before, decisions, at), before, generation)
         if not status.worth_writing(before, after, now - max(state.refreshed, state.began)):
             return
+        key = (metadata["namespace"], metadata["name"])
         try:
-            answer = await self._patch_status(
-                (metadata["namespace"], metadata["name"]), status.merge_patch(before, after)
-            )
+            answer = await self._patch_status(key, status.merge_patch(before, after))
         except KubeError as error:
             if error.forbidden:
-                await self._events.warn(
-                    document, "MissingPermission", f"the status cannot be written: {error.message}", at
-                )
+                message = f"the status cannot be written: {error.message}"
+                await self._events.warn(document, "MissingPermission", message, at)
             if not error.missing:
                 raise
             return
@@ -235,15 +228,13 @@ class Reconciler:
         await self._events.tell(document, conditions, decisions, before, at)
 
     async def complain(self, key: Key, state: ObjectState, complaint: str) -> None:
-        """Says once that the schema is refused: an older one may drop the status, and a watch that broke with it shows
-        it late. Raises KubeError, NotLeading."""
+        """Says once that the schema is refused: an older one may drop the status. Raises KubeError, NotLeading."""
         document = self._cache.slos.get(*key)
         if document is None or state.refusal == complaint:
             return
         before = document.get("status") or {}
-        known: dict[str, Any] = next(
-            (entry for entry in before.get("conditions") or () if entry.get("type") == "Ready"), {}
-        )
+        conditions = before.get("conditions") or ()
+        known: dict[str, Any] = next((entry for entry in conditions if entry.get("type") == "Ready"), {})
         if (known.get("status"), known.get("reason"), known.get("message")) != ("False", "StaleSchema", complaint):
             condition = Condition("Ready", False, "StaleSchema", complaint)
             generation = int(document["metadata"].get("generation", 0))
@@ -261,9 +252,8 @@ class Reconciler:
     def _show(self, metadata: Mapping[str, Any], conditions: list[Condition], state: ObjectState) -> None:
         for condition in conditions:
             state.shown.add(condition.type)
-            CONDITION.labels(metadata["namespace"], metadata["name"], condition.type).set(
-                -1 if condition.status is None else int(condition.status)
-            )
+            value = -1 if condition.status is None else int(condition.status)
+            CONDITION.labels(metadata["namespace"], metadata["name"], condition.type).set(value)
 
     def _hide(self, key: Key, state: ObjectState) -> None:
         for kind in state.shown:
@@ -271,11 +261,7 @@ class Reconciler:
         state.shown.clear()
 
     async def forget(self, key: Key, state: ObjectState) -> None:
-        """The object is gone: its figures leave /metrics, and knobs and replicas stay. Only who was cordoned gets
-        requests again.
-
-        Raises KubeError, NotLeading.
-        """
+        """The object is gone: its metrics go, knobs and replicas stay, cordons end. Raises KubeError, NotLeading."""
         self._hide(key, state)
         if state.cordoned is not None:
             await self._executor.uncordon(state.cordoned, self._clock())

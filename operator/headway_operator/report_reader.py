@@ -20,8 +20,7 @@ _OK = 200
 async def get(host: str, port: int, path: str, *, longest: int) -> bytes:
     """The body, `longest` bytes at most.
 
-    Raises OSError or EOFError when the connection fails, DocumentError when the answer is not one, is not 200, or is
-    too long. The caller bounds the time.
+    Raises OSError or EOFError when the connection fails, DocumentError for a bad answer. The caller bounds the time.
     """
     reader, writer = await asyncio.open_connection(host, port, limit=LARGEST_HEAD)
     try:

@@ -1,5 +1,4 @@
-"""Kubernetes objects, as little of each as the operator needs. Pure: documents in, values out; a field that is missing
-has a default."""
+"""Kubernetes objects, as little of each as the operator needs. Pure; a field that a document lacks has a default."""
 
 from __future__ import annotations
 
@@ -20,11 +19,9 @@ from headway_core.planning.snapshot import Phase
 DELETION_COST = "-1000"
 """Of a replica to be given up: any other has 0."""
 
-_HOPELESS = frozenset(
-    (
-        *("CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"),
-        *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
-    )
+_HOPELESS = (
+    *("CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"),
+    *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
 )
 """Waiting reasons of a container that will not start by waiting."""
 
@@ -55,7 +52,6 @@ class Deployment:
     namespace: str
     name: str
     replicas: int
-    ready: int
     rolling: bool
     """Old and new pods side by side, or a spec that the controller has not seen yet."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -126,14 +122,12 @@ def _control_port(spec: Mapping[str, Any]) -> int:
 def deployment_of(document: Mapping[str, Any]) -> Deployment:
     """A Deployment."""
     metadata, spec, status = document["metadata"], document.get("spec") or {}, document.get("status") or {}
-    replicas = spec.get("replicas", 1)
     updated, present = status.get("updatedReplicas", 0), status.get("replicas", 0)
     seen = status.get("observedGeneration", 0) >= metadata.get("generation", 0)
     return Deployment(
         namespace=metadata.get("namespace", ""),
         name=metadata["name"],
-        replicas=replicas,
-        ready=status.get("readyReplicas", 0),
+        replicas=spec.get("replicas", 1),
         rolling=seen and present > updated,
         labels=dict(((spec.get("template") or {}).get("metadata") or {}).get("labels") or {}),
     )

@@ -28,14 +28,8 @@ _RANGES = tuple(
     f"spec.bounds.{knob}.{side}" for knob in ("replicas", "maxNumSeqs", "prefillTokenBudget") for side in ("min", "max")
 )
 _OBJECTIVES = ("ttft.target", "ttft.percentile", "ttft.perThousandPromptTokens", "tpot.target", "tpot.percentile")
-_CLASS = (
-    "name",
-    "priority",
-    "shares",
-    "serviceTiers",
-    "maxQueueTime",
-    *(f"objectives.{field}" for field in _OBJECTIVES),
-)
+_OF_CLASS = tuple(f"objectives.{field}" for field in _OBJECTIVES)
+_CLASS = ("name", "priority", "shares", "serviceTiers", "maxQueueTime", *_OF_CLASS)
 _SPEC = (
     *("spec.mode", "spec.defaultClass", "spec.gatewayRef.name", "spec.serviceRef.name", "spec.serviceRef.port"),
     *("spec.targetRef.apiVersion", "spec.targetRef.kind", "spec.targetRef.name"),
@@ -61,7 +55,6 @@ FIELDS = frozenset(
     )
 )
 """Every leaf that this operator reads or writes."""
-
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +84,7 @@ class SchemaCheck:
     async def refresh(self) -> None:
         """Reads it at first, and when the last reading is old. Raises KubeError when it cannot be read."""
         now = self._clock()
-        good = self.served.installed and self.served.complaint is None
-        period = CHECK_GOOD if good else CHECK_REFUSED
+        period = CHECK_GOOD if self.served.complaint is None and self.served.installed else CHECK_REFUSED
         if self._checked_at is not None and now - self._checked_at < period:
             return
         self.served = await served(self._kube)
@@ -110,14 +102,11 @@ async def served(kube: Kube) -> Served:
         if error.missing:
             return missing
         raise
-    found = [
-        schema
-        for name, schema in document.get("components", {}).get("schemas", {}).items()
-        if name.endswith(f".{KIND}")
-    ]
-    if not found:
+    schemas = document.get("components", {}).get("schemas", {})
+    found = next((schema for name, schema in schemas.items() if name.endswith(f".{KIND}")), None)
+    if found is None:
         return missing
-    lacking = sorted(FIELDS - leaves(found[0]))
+    lacking = sorted(FIELDS - leaves(found))
     if not lacking:
         return Served(True)
     more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""

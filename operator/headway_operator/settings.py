@@ -1,5 +1,4 @@
-"""The operator's flags, checked before anything starts. There are no environment variables to guess, besides those of
-Kubernetes itself."""
+"""The operator's flags, checked before anything starts. No environment variables, besides those of Kubernetes."""
 
 from __future__ import annotations
 
@@ -75,80 +74,54 @@ def parse(arguments: list[str] | None = None) -> Settings:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
+    flag = parser.add_argument
+    flag(
         "--namespace",
         action="append",
         type=dns_label,
         metavar="NAME",
         help="serve this namespace; repeatable (default: all)",
     )
-    parser.add_argument(
+    flag(
         "--lease-namespace",
         type=dns_label,
         metavar="NAME",
         help="where the lease lies (default: the first --namespace, else the pod's own)",
     )
-    parser.add_argument(
+    flag(
         "--lease-name",
         type=dns_label,
         default=defaults.lease_name,
         metavar="NAME",
         help="of the operators with the same lease, one acts at a time (%(default)s)",
     )
-    parser.add_argument(
+    flag(
         "--lease-duration",
         type=duration(SHORTEST_LEASE),
-        default=DURATION,
         metavar="15s",
         help="without a renewal for so long another operator takes over; at least 3s (default 15s)",
     )
-    parser.add_argument(
-        "--interval",
-        type=duration(),
-        default=5.0,
-        metavar="5s",
-        help="how often each object is reconciled (default 5s)",
-    )
-    parser.add_argument(
-        "--report-timeout",
-        type=duration(),
-        default=2.0,
-        metavar="2s",
-        help="how long a pod may take to report (default 2s)",
-    )
-    parser.add_argument(
+    flag("--interval", type=duration(), metavar="5s", help="how often each object is reconciled (default 5s)")
+    flag("--report-timeout", type=duration(), metavar="2s", help="how long a pod may take to report (default 2s)")
+    flag(
         "--drain-budget",
         type=duration(),
-        default=120.0,
         metavar="2m",
         help="how long a cordoned replica may take to become idle (default 2m)",
     )
-    parser.add_argument("--host", default=defaults.host, help="address of /metrics and /healthz (default %(default)s)")
-    parser.add_argument(
-        "--port", type=port, default=defaults.port, help="port of /metrics and /healthz, 0: any (default %(default)s)"
-    )
-    parser.add_argument(
+    flag("--host", default=defaults.host, help="address of /metrics and /healthz (default %(default)s)")
+    flag("--port", type=port, default=defaults.port, help="port of /metrics and /healthz, 0: any (default %(default)s)")
+    flag(
         "--concurrency",
         type=whole_number(1),
         default=defaults.concurrency,
         help="objects reconciled at the same time (default %(default)s)",
     )
-    parser.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default=defaults.log_level)
-    given = parser.parse_args(arguments)
-    namespaces = tuple(dict.fromkeys(given.namespace or ()))
-    return Settings(
-        namespaces=namespaces,
-        lease_namespace=given.lease_namespace or (namespaces[0] if namespaces else _own_namespace()),
-        lease_name=given.lease_name,
-        lease_duration=given.lease_duration,
-        interval=given.interval,
-        report_timeout=given.report_timeout,
-        drain_budget=given.drain_budget,
-        host=given.host,
-        port=given.port,
-        concurrency=given.concurrency,
-        log_level=given.log_level,
-    )
+    flag("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"], default=defaults.log_level)
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    namespaces = tuple(dict.fromkeys(given.pop("namespace", ())))
+    given.setdefault("lease_namespace", namespaces[0] if namespaces else _own_namespace())
+    return Settings(namespaces=namespaces, **given)  # each other flag has the name of its setting
 
 
 def _own_namespace() -> str:

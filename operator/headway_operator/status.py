@@ -1,5 +1,4 @@
-"""The object's status, from what was observed and decided. Pure. Every condition is True when things are as they should
-be.
+"""The object's status, from what was observed and decided. Pure. Every condition is True when all is as it should be.
 
 A status is written at once when a condition, a knob, a count of replicas or a decision changes. Figures are refreshed
 at most every 30 s, and only when one of them moved by more than a tenth: a steady object is never written.
@@ -18,6 +17,7 @@ from typing import Any
 from headway_core.contract.policy import Knobs
 from headway_core.durations import format_duration
 from headway_core.planning.conditions import Condition
+from headway_core.planning.plan import Decision
 from headway_core.planning.snapshot import ClassTraffic, Traffic
 from headway_core.slo import PriorityClass, ServingSLO
 
@@ -40,15 +40,6 @@ _WORD = {True: "True", False: "False", None: "Unknown"}
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """One thing that was decided; `action` is its kind."""
-
-    action: str
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class StatusFigures:
     """The parts of a status beside conditions and decisions; None: nothing can be said now."""
 
@@ -56,8 +47,7 @@ class StatusFigures:
     ready: int | None = None
     traffic: Traffic | None = None
     whole: bool = True
-    """Whether the traffic covers a whole window. Before it does, a figure with too few samples stays as it was shown
-    last."""
+    """Whether the traffic covers a whole window. Before it does, a figure with too few samples stays as shown last."""
     desired: Knobs | None = None
     desired_replicas: int | None = None
     applied: Knobs | None = None
@@ -67,14 +57,12 @@ class StatusFigures:
 
 
 def ready(conditions: Iterable[Condition], missing: Iterable[str], otherwise: Condition) -> Condition:
-    """Ready: repeats the first condition that keeps the object from being managed as its spec asks; `otherwise` when
-    none does."""
+    """Ready: the first condition that keeps the object from being managed as its spec asks, or else `otherwise`."""
     known = {condition.type: condition for condition in conditions}
     for kind in ("Accepted", "TargetResolved"):
         if kind in known and known[kind].status is not True:
             return Condition("Ready", known[kind].status, known[kind].reason, known[kind].message)
-    rights = ", ".join(missing)
-    if rights:
+    if rights := ", ".join(missing):
         return Condition(
             "Ready", False, "MissingPermission", f"the operator's account may not {rights}: grant it; the rest goes on"
         )
@@ -98,22 +86,13 @@ def condition_documents(
         word = _WORD[condition.status]
         known = old.get(condition.type, {})
         since = known.get("lastTransitionTime", now) if known.get("status") == word else now
-        made.append(
-            {
-                "type": condition.type,
-                "status": word,
-                "reason": condition.reason,
-                "message": condition.message,
-                "lastTransitionTime": since,
-                "observedGeneration": generation,
-            }
-        )
+        texts = {"type": condition.type, "status": word, "reason": condition.reason, "message": condition.message}
+        made.append({**texts, "lastTransitionTime": since, "observedGeneration": generation})
     return made
 
 
 def keep_while_warming(conditions: Iterable[Condition], before: Mapping[str, Any], generation: int) -> list[Condition]:
-    """In the first window after a start, keeps what was known before where nothing is known yet, so that a restart
-    changes no condition.
+    """In the first window after a start, keeps what was known before, so that a restart changes no condition.
 
     A condition is kept when it follows from counting over a window, is about the same generation, and is not False now.
     """
@@ -138,8 +117,7 @@ def build(
     before: Mapping[str, Any],
     generation: int,
 ) -> dict[str, Any]:
-    """The whole status; what cannot be said is left out, and figures that cannot be counted now stay as they were in
-    `before`."""
+    """The whole status, without what cannot be said; figures that cannot be counted now stay as in `before`."""
     status: dict[str, Any] = {"observedGeneration": generation, "conditions": listed}
     _set(status, "replicas", figures.replicas)
     _set(status, "readyReplicas", figures.ready)
@@ -157,8 +135,7 @@ def build(
     if figures.desired is not None:
         desired = _knobs(figures.desired)
         _set(desired, "replicas", figures.desired_replicas)
-        if desired:
-            status["desired"] = desired
+        _set(status, "desired", desired or None)
     if figures.applied is not None:
         applied = _knobs(figures.applied)
         _set(applied, "replicas", figures.applied_replicas)
@@ -183,9 +160,8 @@ def decided(before: Mapping[str, Any], taken: Iterable[Decision], now: str) -> l
 
 def worth_writing(before: Mapping[str, Any], after: Mapping[str, Any], since_refresh: float) -> bool:
     """Whether this status must replace the other one now."""
-    if _due_at_once(before) != _due_at_once(after):
-        return True
-    return since_refresh >= REFRESH and _differs_notably(_due_later(before), _due_later(after))
+    moved = since_refresh >= REFRESH and _differs_notably(_due_later(before), _due_later(after))
+    return moved or _due_at_once(before) != _due_at_once(after)
 
 
 def merge_patch(before: Any, after: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,10 +183,8 @@ def _set(target: dict[str, Any], key: str, value: object) -> None:
 
 
 def _knobs(knobs: Knobs) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    _set(made, "maxNumSeqs", knobs.max_num_seqs)
-    _set(made, "prefillTokenBudget", knobs.prefill_token_budget)
-    return made
+    made = {"maxNumSeqs": knobs.max_num_seqs, "prefillTokenBudget": knobs.prefill_token_budget}
+    return {name: value for name, value in made.items() if value is not None}
 
 
 def _observed(

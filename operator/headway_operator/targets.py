@@ -52,8 +52,7 @@ class Resolution:
 
 
 def other_operator(document: Mapping[str, Any], cache: Cache, own: str) -> str | None:
-    """The operator that the object's gateway names, when it is not `own`: two releases in one namespace each serve
-    their own gateway."""
+    """The operator that the object's gateway names, unless `own`: two releases in a namespace each serve their own."""
     reference = (document.get("spec") or {}).get("gatewayRef")
     name = reference.get("name") if isinstance(reference, Mapping) else None
     gateway = cache.services.get(document["metadata"].get("namespace", ""), str(name))
@@ -88,8 +87,7 @@ def resolve(document: Mapping[str, Any], cache: Cache, access: Access) -> Resolu
 
 
 def _find(slo: ServingSLO, cache: Cache, access: Access) -> ResolvedTarget | tuple[str, str]:
-    lacking = access.lacks(slo.namespace, "TargetResolved")
-    if lacking:
+    if lacking := access.lacks(slo.namespace, "TargetResolved"):
         return (
             "Forbidden",
             f"the operator's account may not {', '.join(map(str, lacking))} in namespace {slo.namespace}: grant it",
@@ -130,6 +128,5 @@ def _find(slo: ServingSLO, cache: Cache, access: Access) -> ResolvedTarget | tup
             "GatewayNotFound",
             f"there is no Service {slo.gateway_name}: install the gateway, or correct spec.gatewayRef",
         )
-    return ResolvedTarget(
-        slo, deployment, service, slo.gateway_name, tuple(cache.pods_behind(service)), tuple(cache.pods_behind(gateway))
-    )
+    runtimes, gateways = tuple(cache.pods_behind(service)), tuple(cache.pods_behind(gateway))
+    return ResolvedTarget(slo, deployment, service, slo.gateway_name, runtimes, gateways)

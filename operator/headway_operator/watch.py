@@ -1,8 +1,6 @@
-"""Runs kopf in a thread and event loop of its own, so that its start, its end and its task-keeping never touch the loop
-that acts.
+"""Runs kopf in a thread and event loop of its own, so that its start, end and tasks never touch the loop that acts.
 
-kopf ends when a watch is refused. Then rights are asked for again, and it starts once more with the watches that are
-permitted now.
+kopf ends when a watch is refused. Rights are then reviewed, and it starts again with the watches permitted by then.
 """
 
 from __future__ import annotations
@@ -59,8 +57,6 @@ class Watch:
 
 
 def quieten() -> None:
-    """kopf's own words, where they say nothing to whoever runs this operator; its warnings stay."""
+    """Silences kopf below warnings, and its warning that it does not handle signals here."""
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    logging.getLogger("kopf._core.reactor.running").setLevel(
-        logging.ERROR
-    )  # it warns that signals are not its own here
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

@@ -29,7 +29,7 @@ def target(name):
     }
     slo = parse_slo(document)
     return ResolvedTarget(
-        slo, Deployment("ns", slo.target_name, 1, 1, False), Service("ns", slo.target_name, {}), "gw", (), ()
+        slo, Deployment("ns", slo.target_name, 1, False), Service("ns", slo.target_name, {}), "gw", (), ()
     )
 
 

@@ -77,7 +77,7 @@ def observer():
 
 def target(runtimes, gateways=()):
     return ResolvedTarget(
-        SLO, Deployment("ns", "rt", 2, 2, False), Service("ns", "rt", {}), "gw", tuple(runtimes), tuple(gateways)
+        SLO, Deployment("ns", "rt", 2, False), Service("ns", "rt", {}), "gw", tuple(runtimes), tuple(gateways)
     )
 
 

@@ -4,10 +4,11 @@ import pytest
 from headway_core.contract.policy import Knobs
 from headway_core.histogram import LogHistogram, bucket
 from headway_core.planning.conditions import Condition
+from headway_core.planning.plan import Decision
 from headway_core.planning.snapshot import ClassTraffic, Demand, Traffic
 from headway_core.slo_parser import parse_slo
 from headway_operator import status
-from headway_operator.status import Decision, StatusFigures
+from headway_operator.status import StatusFigures
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"
 SLO = parse_slo(

@@ -48,8 +48,7 @@ class Binding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The mean request: tokens. `prompt` and `cached` of the prompt, `output`, and `context` held by a decoding
-    sequence."""
+    """The mean request, in tokens. `cached` are of the prompt; `context` is held by a decoding sequence."""
 
     prompt: float
     cached: float
@@ -138,11 +137,9 @@ class Unreachable:
 
 
 def step_seconds(model: StepTimeReport, load: Workload, prefill: float, sequences: float) -> float:
-    """Seconds of an iteration with `prefill` prompt tokens of this workload beside `sequences` decoding ones (both may
-    be fractions).
+    """Seconds of an iteration with `prefill` prompt tokens beside `sequences` decoding ones; both may be fractions.
 
-    A prompt token sees the tokens before it: (cached + prompt)/2 on average. Each prompt that completes samples one
-    row.
+    A prompt token sees (cached + prompt)/2 tokens before it on average. Each prompt that completes samples one row.
     """
     rows = prefill + sequences
     return (
@@ -165,8 +162,7 @@ def solve(
     measured: MeasuredRange | None = None,
     rho: float = RHO,
 ) -> ReplicaCapacity | Unreachable:
-    """The largest number of sequences whose iterations keep TPOT while prefill keeps up with the mix, and what goes
-    with it.
+    """The most sequences whose iterations keep TPOT while prefill keeps up with the mix, and what goes with them.
 
     `measured` None: the model is believed at any size.
     """
@@ -196,39 +192,24 @@ def solve(
         return min(max(sequences * per_sequence, floor), most)
 
     held = math.ceil((load.prompt + load.output) / capacity.block_size)
+    blocks, started = capacity.total_blocks, capacity.max_num_seqs
     caps = [
-        (
-            capacity.total_blocks / held,
-            Binding.KV,
-            f"{capacity.total_blocks} KV blocks hold sequences of {held} blocks each",
-        ),
-        (
-            float(capacity.max_num_seqs),
-            Binding.CAPACITY,
-            f"the replicas were started with max_num_seqs {capacity.max_num_seqs}",
-        ),
+        (blocks / held, Binding.KV, f"{blocks} KV blocks hold sequences of {held} blocks each"),
+        (float(started), Binding.CAPACITY, f"the replicas were started with max_num_seqs {started}"),
         (most / per_sequence, Binding.PREFILL, f"{most:.0f} prefill tokens an iteration feed no more"),
     ]
     if bounds.max_num_seqs.max is not None:
         highest = bounds.max_num_seqs.max
         caps.append((float(highest), Binding.BOUNDS, f"spec.bounds.maxNumSeqs.max is {highest}"))
     if measured is not None:
-        caps.append(
-            (
-                measured.sequences,
-                Binding.EXPERIENCE,
-                f"no more than {measured.sequences:.0f} sequences were tried so far",
-            )
-        )
+        tried = measured.sequences
+        caps.append((tried, Binding.EXPERIENCE, f"no more than {tried:.0f} sequences were tried so far"))
     cap, binding, message = min(caps, key=lambda entry: entry[0])
     keeps = _largest(lambda n: step_seconds(model, load, budget(n), n) - limit, cap)
     if keeps < cap * (1 - 1e-9):
-        binding = Binding.TPOT if targets.tpot is not None else Binding.ITERATION
-        what = (
-            f"TPOT {format_seconds(limit)}"
-            if targets.tpot is not None
-            else f"an iteration of at most {format_seconds(limit)} (no TPOT objective)"
-        )
+        binding, what = Binding.TPOT, f"TPOT {format_seconds(limit)}"
+        if targets.tpot is None:
+            binding, what = Binding.ITERATION, f"an iteration of at most {format_seconds(limit)} (no TPOT objective)"
         message = f"{what} is reached with {keeps:.3g} sequences and {budget(keeps):.0f} prefill tokens an iteration"
     sequences, p = keeps, budget(keeps)
     out_of_bounds = None
@@ -261,8 +242,7 @@ def _budget_range(bounds: Range, capacity: EngineLimits, measured: MeasuredRange
 def _largest(excess: Callable[[float], float], high: float) -> float:
     """The largest x in [0, high] with excess(x) <= 0, to one part in a million; 0 when there is none.
 
-    `excess` grows with x and is made of a few straight pieces, so regula falsi with the Illinois correction needs a
-    handful of steps.
+    `excess` grows with x in a few straight pieces, so regula falsi with the Illinois correction needs few steps.
     """
     over = excess(high)
     if over <= 0:

@@ -1,7 +1,6 @@
 """Conditions about the objectives and their metrics, each with a CamelCase reason and a message that says what to do.
 
-Shared by the operator's status and by `headway up`. True is normal for each of them; None is unknown, which is never
-the same as False.
+Shared by the operator's status and by `headway up`. True is normal for each; None is unknown, never the same as False.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Increments of counters that live in many processes: differenced per source and summed over a window, with what is
-missing kept apart from zero.
+"""Increments of counters of many processes, by source, summed over a window; missing is kept apart from zero.
 
 Raw counters never leave this file. The rules, each of which a fleet that restarts will break if it is not kept:
 
@@ -8,8 +7,7 @@ Raw counters never leave this file. The rules, each of which a fleet that restar
 3. A source that is gone takes nothing back; what it had counted stays in the window until the window has passed it.
 4. A source that is alive but did not answer has an unknown increment, not zero: its next answer covers the gap.
 
-A span in which a source came, went, restarted or stayed silent tells nothing exact about the sum, so rates prefer the
-other spans.
+A span in which a source came, went, restarted or stayed silent gives no exact sum, so rates prefer the other spans.
 """
 
 from __future__ import annotations
@@ -101,8 +99,7 @@ class CounterWindow(Generic[K]):
                 span.increments[key] = span.increments.get(key, 0) + grown
 
     def _coalesce(self) -> None:
-        """Makes one of the last two spans while both are complete and short: an hour's window needs no span for every
-        poll."""
+        """Makes one of the last two spans while both are complete and short: an hour needs no span for each poll."""
         if len(self._spans) < 2:
             return
         earlier, last = self._spans[-2:]
@@ -130,8 +127,7 @@ class CounterWindow(Generic[K]):
         return _sum([span for span in self._spans if span.end > now - window])
 
     def steady_total(self, window: float, now: float) -> CounterTotal[K] | None:
-        """As `total`, over the spans in which no source came, went, restarted or stayed silent; over all spans when
-        there is none of that kind."""
+        """As `total`, over spans in which no source came, went, restarted or stayed silent; over all without one."""
         recent = [span for span in self._spans if span.end > now - window]
         return _sum([span for span in recent if span.complete] or recent)
 

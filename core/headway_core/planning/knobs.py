@@ -1,8 +1,6 @@
-"""Which `max_num_seqs` and prefill token budget a pool should have. Knobs follow the mix and the targets, never the
-load.
+"""Which `max_num_seqs` and prefill token budget a pool should have, by the mix and the targets, never the load.
 
-`plan_knobs` is all that `headway up` needs. `plan` uses its two halves, because there replicas and knobs do not move in
-the same window:
+`plan_knobs` is all that `headway up` needs. `plan` uses its halves: replicas and knobs never move in the same window.
 
 1. `estimate`: what one replica of the pool can carry, from fresh reports; a lower median, so that one odd replica has
    no veto.
@@ -46,8 +44,7 @@ class Estimate:
 
     capacity: ReplicaCapacity | None = None
     cautious_rate: float | None = None
-    """λ* when nothing beyond `GROWTH` times the largest iteration ever seen is believed: the rate for taking replicas
-    away."""
+    """λ* when nothing beyond `GROWTH` times the largest iteration seen is believed: for taking replicas away."""
     unreachable: Unreachable | None = None
     unknown: str = ""
     """Why neither is known, in words."""
@@ -55,12 +52,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class KnobPlan:
-    """The knobs to have, why, and the memory for the next call. `knobs` equals the ones in force when nothing is to
-    change."""
+    """The knobs to have (the ones in force when nothing is to change), why, and the memory for the next call."""
 
     knobs: Knobs
-    changed: bool
-    """Decided differently than before."""
     message: str
     estimate: Estimate
     memory: KnobMemory
@@ -75,8 +69,7 @@ def plan_knobs(
     now: float,
     stale_after: float = 15.0,
 ) -> KnobPlan:
-    """Estimate and settle in one call, for a caller that only sets knobs. `current`: the knobs of the policy written
-    last."""
+    """Estimate and settle, for a caller that only sets knobs. `current`: the knobs of the policy written last."""
     found = estimate(replicas, slo, memory.decided or current, stale_after)
     return settle(found, replicas, slo, current, memory=memory, now=now)
 
@@ -104,21 +97,11 @@ def estimate(replicas: Sequence[ObservedReplica], slo: ServingSLO, current: Knob
     cautious: list[float] = []
     refused: list[Unreachable] = []
     for report, model in measured:
-        tried = MeasuredRange(
-            max(
-                seen.sequences,
-                float(current.max_num_seqs or report.effective.max_num_seqs or report.limits.max_num_seqs),
-            ),
-            max(
-                seen.prefill_tokens,
-                float(
-                    current.prefill_token_budget
-                    or report.effective.prefill_token_budget
-                    or report.limits.prefill_token_budget
-                ),
-            ),
-        )
-        answer = solve(model, load, targets, report.limits, bounds=slo.bounds, measured=tried)
+        limits, known = report.limits, report.effective
+        sequences = current.max_num_seqs or known.max_num_seqs or limits.max_num_seqs
+        budget = current.prefill_token_budget or known.prefill_token_budget or limits.prefill_token_budget
+        tried = MeasuredRange(max(seen.sequences, float(sequences)), max(seen.prefill_tokens, float(budget)))
+        answer = solve(model, load, targets, limits, bounds=slo.bounds, measured=tried)
         if isinstance(answer, Unreachable):
             refused.append(answer)
             continue
@@ -126,7 +109,7 @@ def estimate(replicas: Sequence[ObservedReplica], slo: ServingSLO, current: Knob
         if answer.sequences <= seen.sequences and answer.budget <= seen.prefill_tokens:
             cautious.append(answer.rate)
             continue
-        careful = solve(model, load, targets, report.limits, bounds=slo.bounds, measured=seen)
+        careful = solve(model, load, targets, limits, bounds=slo.bounds, measured=seen)
         if isinstance(careful, ReplicaCapacity):
             cautious.append(careful.rate)
     if len(refused) >= len(found):
@@ -151,7 +134,7 @@ def settle(
     base = memory.decided or current
     if found.capacity is None:
         why = found.unreachable.message if found.unreachable else found.unknown
-        return KnobPlan(base, False, f"knobs stay: {why}", found, memory)
+        return KnobPlan(base, f"knobs stay: {why}", found, memory)
     capacity = found.capacity
     kept = tuple(entry for entry in memory.estimates if entry[0] > now - slo.window)
     memory = replace(memory, estimates=(*kept, (now, capacity.sequences, capacity.budget)))
@@ -170,16 +153,11 @@ def settle(
     if _within(in_force.max_num_seqs, smooth.sequences, SEQUENCES_BAND) and _within(
         in_force.prefill_token_budget, smooth.budget, BUDGET_BAND
     ):
-        return KnobPlan(base, False, message, found, memory)
+        return KnobPlan(base, message, found, memory)
     if not may_move or (memory.moved_at is not None and now - memory.moved_at < slo.window):
-        return KnobPlan(
-            base,
-            False,
-            f"{message}; knobs move at most once in {slo.window:.0f}s, and not in a window of replicas",
-            found,
-            memory,
-        )
-    return KnobPlan(wanted, True, message, found, replace(memory, decided=wanted, moved_at=now))
+        message = f"{message}; knobs move at most once in {slo.window:.0f}s, and not in a window of replicas"
+        return KnobPlan(base, message, found, memory)
+    return KnobPlan(wanted, message, found, replace(memory, decided=wanted, moved_at=now))
 
 
 def _in_force(decided: Knobs, replicas: Sequence[ObservedReplica]) -> Knobs:

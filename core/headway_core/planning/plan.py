@@ -34,8 +34,7 @@ class SetKnobs:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """A change of the policy: exactly these replicas are cordoned. Replicas that are no longer among them get requests
-    again."""
+    """A change of the policy: exactly these replicas are cordoned. Any other gets requests again."""
 
     replicas: tuple[str, ...]
     reason: str
@@ -79,21 +78,20 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Recommend:
-    """Tell what would be done if the mode were Enforce; `action` is its kind. Nothing is written."""
+class Decision:
+    """What was decided, to be told; `action` is its kind. In a plan: what mode Enforce would do. Nothing is written."""
 
     action: str
     reason: str
     message: str
 
 
-Action = WritePolicy | TouchPods | Scale | MarkVictims | Recommend
+Action = WritePolicy | TouchPods | Scale | MarkVictims | Decision
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one call hands to the next. `Memory()` after a restart is always right; it only delays scaling down by a
-    window."""
+    """What one call hands to the next. `Memory()` after a restart is right; it delays scaling down by a window."""
 
     knobs: KnobMemory = KnobMemory()
     scaling: ScaleMemory = ScaleMemory()
@@ -107,9 +105,7 @@ class Plan:
 
     knobs: Knobs
     replicas: int | None
-    """Wanted; the present scale while `held`."""
-    held: bool
-    """Nothing was decided about replicas: unknown, not managed, or knobs moved within the window."""
+    """Wanted; the present scale where nothing was decided: unknown, not managed, or knobs moved within the window."""
     replicas_message: str
     """Why this many replicas, with the numbers."""
     actions: tuple[Action, ...]
@@ -119,8 +115,7 @@ class Plan:
 
 
 def plan(snapshot: Snapshot, slo: ServingSLO, memory: Memory, now: float, drain_budget: float = DRAIN_BUDGET) -> Plan:
-    """The decision of this moment. Pure and free of side effects: asking twice with the same arguments gives the same
-    answer."""
+    """The decision of this moment. Pure: the same arguments give the same answer."""
     enforced = slo.mode is Mode.ENFORCE
     written = snapshot.policy.knobs if snapshot.policy is not None else Knobs()
     current = written if enforced else snapshot.recommended or written
@@ -137,11 +132,8 @@ def plan(snapshot: Snapshot, slo: ServingSLO, memory: Memory, now: float, drain_
         and wants_replicas
         and not _replicas_may_move(knobs.memory.moved_at, _underway(snapshot, scaling, desired), slo, now)
     ):
-        desired = replace(
-            desired,
-            replicas=None,
-            message=f"{desired.message}; knobs first, replicas move a window of {slo.window:.0f}s later",
-        )
+        message = f"{desired.message}; knobs first, replicas move a window of {slo.window:.0f}s later"
+        desired = replace(desired, replicas=None, message=message)
     met = slo_met(snapshot, slo, memory.judged)
     set_knobs = SetKnobs(knobs.knobs, "KnobsChanged", knobs.message) if knobs.knobs != current else None
     cordon: Cordon | None = None
@@ -158,7 +150,6 @@ def plan(snapshot: Snapshot, slo: ServingSLO, memory: Memory, now: float, drain_
     return Plan(
         knobs=knobs.knobs,
         replicas=desired.replicas if desired.replicas is not None else snapshot.scale,
-        held=desired.replicas is None,
         replicas_message=desired.message,
         actions=tuple(actions),
         conditions=(
@@ -218,30 +209,24 @@ def _recommendations(snapshot: Snapshot, set_knobs: SetKnobs | None, desired: De
     """What is recommended now and was not before."""
     made: list[Action] = []
     if set_knobs is not None:
-        made.append(Recommend("SetKnobs", "KnobsRecommended", set_knobs.message))
+        made.append(Decision("SetKnobs", "KnobsRecommended", set_knobs.message))
     if desired.replicas not in (None, snapshot.recommended_replicas):
         message = f"{desired.replicas} replicas: {desired.message}"
-        made.append(Recommend("Scale", "ReplicasRecommended", message))
+        made.append(Decision("Scale", "ReplicasRecommended", message))
     return made
 
 
 def _wanted_policy(
     snapshot: Snapshot, slo: ServingSLO, set_knobs: SetKnobs | None, cordon: Cordon | None
 ) -> tuple[Policy, tuple[SetKnobs | Cordon, ...]]:
-    """The policy that should be written, and what was decided to change in it. Unless enforced, its knobs stay and
-    nobody is cordoned."""
+    """The policy to write, and what was decided to change. Unless enforced, its knobs stay and nobody is cordoned."""
     before = snapshot.policy
-    knobs = before.knobs if before is not None else Knobs()
+    knobs, cordoned = (before.knobs, before.cordoned) if before is not None else (Knobs(), ())
     if slo.mode is not Mode.ENFORCE:
         return policy_document(slo, snapshot.endpoints, knobs, revision=1), ()
-    cordoned = before.cordoned if before is not None else ()
-    policy = policy_document(
-        slo,
-        snapshot.endpoints,
-        set_knobs.knobs if set_knobs is not None else knobs,
-        cordon.replicas if cordon is not None else cordoned,
-        revision=1,
-    )
+    knobs = set_knobs.knobs if set_knobs is not None else knobs
+    cordoned = cordon.replicas if cordon is not None else cordoned
+    policy = policy_document(slo, snapshot.endpoints, knobs, cordoned, revision=1)
     return policy, tuple(change for change in (set_knobs, cordon) if change is not None)
 
 
@@ -269,10 +254,9 @@ def _knobs_may_move(memory: Memory, slo: ServingSLO, wants_replicas: bool, now: 
         return True
     if replicas_at is not None and now - replicas_at < slo.window:
         return False
-    moved_last = (
-        knobs_at is not None and (replicas_at is None or knobs_at > replicas_at) and now - knobs_at < 2 * slo.window
-    )
-    return not (wants_replicas and moved_last)
+    if not wants_replicas or knobs_at is None:
+        return True
+    return (replicas_at is not None and knobs_at <= replicas_at) or now - knobs_at >= 2 * slo.window
 
 
 def _replicas_may_move(knobs_moved_at: float | None, underway: bool, slo: ServingSLO, now: float) -> bool:

@@ -9,12 +9,7 @@ from headway_core.slo import ServingSLO
 
 
 def policy_document(
-    slo: ServingSLO,
-    endpoints: tuple[Endpoint, ...],
-    knobs: Knobs,
-    cordoned: tuple[str, ...] = (),
-    *,
-    revision: int,
+    slo: ServingSLO, endpoints: tuple[Endpoint, ...], knobs: Knobs, cordoned: tuple[str, ...] = (), *, revision: int
 ) -> Policy:
     """The policy; `endpoints` are where the replicas of the pool are reached."""
     return Policy(
@@ -42,6 +37,5 @@ def outvoted(revision: int, highest: int) -> bool:
 
 
 def says_the_same(one: Policy | None, other: Policy) -> bool:
-    """Equal in everything that a gateway or a runtime acts on: a mere edit of bounds changes the generation and nothing
-    else."""
+    """Equal in all that a gateway or a runtime acts on: an edit of bounds changes the generation and nothing else."""
     return one is not None and replace(one, revision=other.revision, generation=other.generation) == other

@@ -1,5 +1,4 @@
-"""How many replicas the load needs, and how to lose a replica without losing a request. Demand is what arrives, not
-what queues.
+"""How many replicas the demand (what arrives, not what queues) needs, and how to lose one without losing a request.
 
 Up: at once (or after `behavior.scaleUp.stabilizationWindow`) when demand exceeds capacity by more than chance explains;
 never without load. The decision is a number of replicas, not "one more", so pods that still start are counted already.
@@ -51,8 +50,7 @@ class ScaleMemory:
 
 @dataclass(frozen=True, slots=True)
 class DesiredReplicas:
-    """Replicas wanted. `replicas` None: hold what is there. `unbounded` is what the load needs before bounds, when that
-    is known."""
+    """Replicas wanted. `replicas` None: hold what is there. `unbounded`: what the load needs before bounds, or None."""
 
     replicas: int | None
     message: str
@@ -82,9 +80,8 @@ def desired_replicas(
         return DesiredReplicas(None, "replicas are not managed"), memory
     memory = _remember_rates(found, memory, slo.window, now)
     if scale < bounds.min:
-        return DesiredReplicas(
-            bounds.min, f"{scale} replicas are fewer than spec.bounds.replicas.min {bounds.min}"
-        ), memory
+        why = f"{scale} replicas are fewer than spec.bounds.replicas.min {bounds.min}"
+        return DesiredReplicas(bounds.min, why), memory
     blocked = _unknown(snapshot)
     traffic = snapshot.traffic
     if blocked or traffic is None:
@@ -134,8 +131,7 @@ def _remember_known(snapshot: Snapshot, memory: ScaleMemory, now: float) -> Scal
     whole = snapshot.gateways_reporting == snapshot.gateways
     since = memory.known_since
     if not whole or since is None or memory.known_at is None or now - memory.known_at > MAX_SILENCE:
-        # A gateway that does not answer may carry any load: what is known is a lower bound, good enough for scaling up
-        # only.
+        # A silent gateway may carry any load: what is known is a lower bound, good enough for scaling up only.
         since = now if whole else None
     return replace(memory, known_since=since, known_at=now)
 
@@ -192,8 +188,7 @@ def retire(
     if desired < scale:
         victims = staying[: max(0, min(scale - desired, len(staying) - desired))]
     else:
-        # Asked for fewer already, and the controller has not removed them yet: they stay cordoned. Anybody else gets
-        # requests again.
+        # Asked for fewer, and not removed by the controller yet: they stay cordoned. Anybody else gets requests again.
         victims = [replica for replica in staying if replica.name in before][: max(0, len(staying) - scale)]
     serving = [replica for replica in victims if replica.phase is Phase.READY]
     cordoned = tuple(sorted({replica.name for replica in serving} | (before & leaving)))

@@ -1,5 +1,4 @@
-"""What was observed, as the planner takes it: replicas with the age of what they said, traffic, the scale and policy in
-force.
+"""What was observed, as the planner takes it: replicas with their reports' age, traffic, scale and policy in force.
 
 Ages are seconds since receipt by the observer's own clock; a replica's wall clock is never compared with another's.
 """
@@ -66,11 +65,9 @@ class ClassTraffic:
 
     @property
     def attainment(self) -> float | None:
-        """Share of all offered requests that kept every objective; shed and failed ones are misses, a client's own
-        faults are not."""
-        ended = sum(
-            count for outcome, count in self.outcomes.items() if outcome not in ("client_error", "client_closed")
-        )
+        """Share of offered requests that kept every objective; shed and failed ones are misses, clients' faults not."""
+        faults = ("client_error", "client_closed")
+        ended = sum(count for outcome, count in self.outcomes.items() if outcome not in faults)
         return self.attained.get("all", 0) / ended if ended else None
 
 

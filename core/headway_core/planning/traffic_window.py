@@ -26,8 +26,7 @@ class TrafficWindow:
         self._recorded_at = float("-inf")
 
     def record(self, reports: Mapping[str, GatewayReport], alive: Collection[str], now: float) -> None:
-        """`reports` by gateway pod, `alive` all gateway pods there are. A gateway that does not know the pool has
-        counted nothing.
+        """`reports` by gateway pod, `alive` all gateway pods. A gateway that does not know the pool counted nothing.
 
         A poll that is not newer than the last one recorded is that one again, and adds nothing.
         """
@@ -49,10 +48,7 @@ class TrafficWindow:
             return None
         names = sorted({name for name, _, _ in total.increments})
         return Traffic(
-            total.seconds,
-            {name: _class_traffic(name, total) for name in names},
-            _demand(steady),
-            _demand(recent),
+            total.seconds, {name: _class_traffic(name, total) for name in names}, _demand(steady), _demand(recent)
         )
 
 

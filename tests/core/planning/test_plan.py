@@ -6,9 +6,9 @@ from headway_core.planning.capacity import Targets, Workload, solve
 from headway_core.planning.knobs import KnobMemory, plan_knobs
 from headway_core.planning.plan import (
     Cordon,
+    Decision,
     MarkVictims,
     Memory,
-    Recommend,
     Scale,
     SetKnobs,
     TouchPods,
@@ -142,9 +142,9 @@ class TestKnobs:
     def test_the_same_planner_serves_one_machine_without_a_cluster(self, make, best):
         slo = make.slo()
         first = plan_knobs(make.pods(2), slo, Knobs(), memory=KnobMemory(), now=0.0)
-        assert (first.changed, first.knobs) == (True, Knobs(best.max_num_seqs, best.prefill_token_budget))
+        assert (first.memory.moved_at, first.knobs) == (0.0, Knobs(best.max_num_seqs, best.prefill_token_budget))
         second = plan_knobs(make.pods(2), slo, first.knobs, memory=first.memory, now=5.0)
-        assert (second.changed, second.knobs) == (False, first.knobs)
+        assert (second.memory.moved_at, second.knobs) == (0.0, first.knobs)
 
     def test_recommend_settles_on_what_it_recommended_and_locks_nothing(self, make, best):
         slo = make.slo(mode="Recommend")
@@ -513,7 +513,7 @@ class TestActions:
         slo = make.slo(mode="Recommend")
         snapshot = make.snapshot(best.rate * 5.5, policy=make.policy(slo))
         first = plan(snapshot, slo, Memory(), 0.0)
-        assert [action.reason for action in of_kind(first, Recommend)] == ["KnobsRecommended", "ReplicasRecommended"]
+        assert [action.reason for action in of_kind(first, Decision)] == ["KnobsRecommended", "ReplicasRecommended"]
         told = dataclasses.replace(snapshot, recommended=first.knobs, recommended_replicas=first.replicas)
         assert plan(told, slo, first.memory, 5.0).actions == ()
 
