@@ -4,8 +4,9 @@ FROM python:3.11-slim-bookworm AS build
 COPY requirements/gateway.txt /tmp/requirements.txt
 RUN pip install --no-cache-dir --require-hashes --target /app -r /tmp/requirements.txt
 COPY core/headway_core /app/headway_core
+COPY edge/headway_edge /app/headway_edge
 COPY gateway/headway_gateway /app/headway_gateway
-RUN python -m compileall -q /app/headway_core /app/headway_gateway
+RUN python -m compileall -q /app/headway_core /app/headway_edge /app/headway_gateway
 
 FROM python:3.11-slim-bookworm
 LABEL org.opencontainers.image.title="headway gateway" org.opencontainers.image.licenses="Apache-2.0"

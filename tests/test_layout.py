@@ -11,7 +11,7 @@ from headway_core import __version__
 
 ROOT = Path(__file__).parent.parent
 MOST_MODULES_AT_THE_ROOT = 15
-PACKAGES = ["core", "gateway", "gpu_runtime", "operator", "simulator", "cli"]
+PACKAGES = ["core", "edge", "gateway", "gpu_runtime", "operator", "simulator", "cli"]
 
 
 def test_the_folder_operator_does_not_shadow_the_standard_library():

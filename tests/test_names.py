@@ -12,13 +12,9 @@ FILES = [path for folder in ROOT.glob("*/headway_*") for path in folder.rglob("*
 MOST_SHARED_CLASSES = 6
 SHARED_CLASSES = {
     "Settings": "each component has its own, and reads nobody else's",
-    "ClientConnection": "gateway and runtime each adapt uvicorn's HTTP protocol, to different limits",
-    "PolicyWatcher": "gateway and runtime read the same files, each for its own part of the policy",
 }
 CONVENTIONAL_MODULES = {"__init__", "__main__", "app", "server", "settings", "metrics", "errors", "openapi"}
 SHARED_MODULES = {
-    "client_connection": "as its class",
-    "policy_watcher": "as its class",
     "controller": "the operator's is one in the sense of Kubernetes, the core's is the admission controller",
     "plan": "the command `headway plan` shows what `headway_core.planning.plan` decides",
 }

@@ -29,7 +29,7 @@ def main() -> int:
     # Imported late: --help and errors in the command line do not wait for a web framework to load.
     import uvloop  # noqa: PLC0415
 
-    from headway_gateway.server import PortTaken, serve  # noqa: PLC0415
+    from headway_gateway.server import serve  # noqa: PLC0415
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # It warns of each malformed request: any client could fill the log.
@@ -38,7 +38,7 @@ def main() -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings, _log_start))
-    except (PortTaken, HeadwayError, OSError) as error:
+    except (HeadwayError, OSError) as error:
         sys.stderr.write(f"headway-gateway: {error}\n")
         return 1
     return 0

@@ -17,10 +17,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from headway_core.contract import documents, http, reports
+from headway_edge.client_connection import ClientConnection
+from headway_edge.policy_watcher import PolicyWatcher
 from starlette.exceptions import HTTPException
 
 from headway_gateway import error_responses, openapi, status_page
-from headway_gateway.client_connection import ClientConnection
 from headway_gateway.client_request import ClientRequest, Receive, Scope, Send
 from headway_gateway.error_responses import ErrorResponse, RequestFailed
 from headway_gateway.gateway_reporter import GatewayReporter
@@ -29,7 +30,6 @@ from headway_gateway.keys import KeyRing
 from headway_gateway.metrics import CONTENT_TYPE, CountersCollector, Exposition
 from headway_gateway.parsed_request import ApiRoute
 from headway_gateway.pipeline import Pipeline
-from headway_gateway.policy_watcher import PolicyWatcher
 from headway_gateway.pools import Pools
 from headway_gateway.settings import Settings
 from headway_gateway.upstream import Upstream
@@ -46,7 +46,7 @@ class Gateway:
         self.upstream = Upstream()
         self.pools = Pools(self.boot_id, settings, self.upstream, clock)
         self.keys = KeyWatcher(settings.keys) if settings.keys is not None else None
-        self.policies = PolicyWatcher(settings.policy, self.pools.apply_policy) if settings.policy is not None else None
+        self.policies = PolicyWatcher(settings.policy, clock, self.pools.apply_policy) if settings.policy else None
         self.pipeline = Pipeline(settings, self.pools, self.upstream, self._ring, clock)
         store = self.policies.store if self.policies else None
         self.reporter = GatewayReporter(socket.gethostname(), self.boot_id, self.pools, store)
@@ -66,9 +66,8 @@ class Gateway:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Everything that runs beside requests: discovery of replicas, reading files, watching clients."""
-        loop = asyncio.get_running_loop()
         if self.policies is not None:
-            self.policies.read(loop.time())
+            self.policies.read()
         self.pools.start()
         loops = [self.pipeline.watch_clients(), self.recent.run()]
         loops += [files.run() for files in (self.policies, self.keys) if files is not None]

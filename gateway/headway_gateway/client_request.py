@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from headway_core.contract.header_names import REQUEST_ID, REQUEST_ID_PATTERN
+from headway_edge.client_connection import CONNECTION, ClientConnection, Header
 
 from headway_gateway import error_responses
 from headway_gateway.body_budget import BodyReservation
@@ -24,40 +25,6 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Header = tuple[bytes, bytes]
-
-CONNECTION = "headway.connection"
-"""Key in the scope's extensions: the `Connection`, which ASGI itself does not show."""
-
-
-class Flow(Protocol):
-    """Whether a client takes what is written."""
-
-    @property
-    def write_paused(self) -> bool:
-        """The client is behind: more bytes wait to be sent than a connection should buffer."""
-
-
-class Connection(Protocol):
-    """What a request needs of its client's connection beside ASGI."""
-
-    @property
-    def transport(self) -> asyncio.WriteTransport:
-        """Where bytes go."""
-
-    @property
-    def flow(self) -> Flow:
-        """How far behind its client is."""
-
-    def buffered_body(self) -> bytes | None:
-        """The body of the request that is being answered, if all of it has come; None: it has to be received."""
-
-    def begin(self, status: int, headers: Sequence[Header], first: bytes) -> None:
-        """Sends the head of a response without a length and the first part of its body."""
-
-    def watch(self, lost: Callable[[], None] | None) -> None:
-        """Calls `lost` when the connection closes, at once if it is closed already; None: no longer."""
-
 
 _JSON = b"application/json"
 _LINGER_BYTES = 1 << 20
@@ -103,7 +70,7 @@ class ClientRequest:
         """The connection ends with this response: this gateway is going away."""
         self.sending_since: float | None = None
         """Since when the client has taken nothing although something is there for it."""
-        self._connection: Connection = scope["extensions"][CONNECTION]
+        self._connection: ClientConnection = scope["extensions"][CONNECTION]
         self._transport: asyncio.WriteTransport = self._connection.transport
         self._flow = self._connection.flow
         self._loop = asyncio.get_running_loop()

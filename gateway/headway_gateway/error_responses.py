@@ -5,12 +5,12 @@ A request that gets one was *shed*, *rejected* or *failed by its replica*: see t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headway_core.contract.header_names import SHED_REASON, ShedReason
 from headway_core.errors import RequestError
+from headway_edge.error_body import error_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,7 @@ class ErrorResponse:
 
     def body(self) -> bytes:
         """The JSON body."""
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return json.dumps({"error": error}, ensure_ascii=True).encode()
+        return error_body(self.message, self.kind, self.code, self.param)
 
     def event(self) -> bytes:
         """The same as an event in a stream that has already begun."""
@@ -54,28 +53,6 @@ class RequestFailed(Exception):
 def bad_request(error: RequestError) -> ErrorResponse:
     """400 for a request that breaks a rule."""
     return ErrorResponse(400, str(error), code=error.code, param=error.field or None)
-
-
-def not_http(reason: str) -> ErrorResponse:
-    """400 for bytes that make no HTTP request; what follows them cannot be told apart from it."""
-    return ErrorResponse(
-        400,
-        f"this is not a valid HTTP request ({reason}): see that the client speaks plain HTTP to this port, and "
-        "that nothing on the way "
-        "changes what it sends",
-        code="invalid_http_request",
-        close=True,
-    )
-
-
-def head_too_large(limit: int) -> ErrorResponse:
-    """431 for a head, or trailers, without end."""
-    return ErrorResponse(
-        431,
-        f"the headers exceed the limit of {limit} bytes: send fewer or shorter ones",
-        code="headers_too_large",
-        close=True,
-    )
 
 
 def unauthorized() -> ErrorResponse:

@@ -12,9 +12,11 @@ import logging
 from pathlib import Path
 
 from headway_core.errors import InvalidInput
+from headway_edge.watched_files import read_files
 
 from headway_gateway.keys import parse_keys
-from headway_gateway.watched_files import READ_SECONDS, WatchedFiles
+
+READ_SECONDS = 1.0
 
 log = logging.getLogger("headway.gateway.keys")
 
@@ -28,17 +30,20 @@ class KeyWatcher:
     """
 
     def __init__(self, path: Path) -> None:
-        self._files = WatchedFiles(path)
-        self._unsettled: dict[str, bytes] | None = None
-        """What the last reading found, if it was new."""
+        self._path = path
+        self._last = read_files(path, pipe=True)
+        self._unsettled = False
+        """The last reading found something new."""
         self._last_error: str | None = None
-        self.ring = parse_keys(self._files.changed() or {})
+        self.ring = parse_keys(self._last)
 
     def read(self) -> None:
         """Reads the file once."""
         try:
-            found, self._unsettled = self._unsettled, self._files.changed()
-            if found is None or self._unsettled is not None:
+            found = read_files(self._path)
+            settled = self._unsettled and found == self._last
+            self._unsettled, self._last = found != self._last, found
+            if not settled:
                 return
             ring = parse_keys(found)
             if len(self.ring) and not len(ring):

@@ -17,18 +17,25 @@ from headway_core.admission import (
 )
 from headway_core.admission.retry_after import SHORTEST
 from headway_core.contract.header_names import ShedReason
-from headway_core.contract.policy import Policy
+from headway_core.contract.policy import Policy, Pool
 from headway_core.contract.reports import ReplicaState
+from headway_core.slo import DEFAULT_CLASS
 
 from headway_gateway import error_responses
 from headway_gateway.accounting import ClassCounters, SignedErrors
 from headway_gateway.dispatcher import Dispatcher
 from headway_gateway.error_responses import RequestFailed
 from headway_gateway.failures import FailureLog
-from headway_gateway.policy_watcher import default_policy
 from headway_gateway.replicas import Replicas
 from headway_gateway.settings import Settings
 from headway_gateway.upstream import Upstream
+
+
+def default_policy(pool: Pool) -> Policy:
+    """The policy of a pool from the command line until a policy file names it."""
+    return Policy(
+        revision=1, slo_uid="", generation=0, pool=pool, classes=(DEFAULT_CLASS,), default_class=DEFAULT_CLASS.name
+    )
 
 
 class ServedPool:

@@ -7,15 +7,13 @@ import contextlib
 import gc
 import logging
 import signal
-import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import cast
 
-import uvicorn
-from fastapi import FastAPI
+from headway_edge.client_connection import ClientConnection
+from headway_edge.listener import HttpServer, listen
 
-from headway_gateway.app import Front, Gateway
-from headway_gateway.client_connection import ClientConnection
+from headway_gateway.app import Gateway
 from headway_gateway.client_request import StopCause
 from headway_gateway.settings import Settings
 
@@ -23,26 +21,6 @@ log = logging.getLogger("headway.gateway")
 
 FINAL_SECONDS = 3.0
 """For sending errors to the requests that are not finished at the end of the drain."""
-
-
-class PortTaken(Exception):
-    """A port cannot be listened on; the message says which and why."""
-
-
-class _Server(uvicorn.Server):
-    """Signals belong to `serve`: two servers share the process."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 @contextlib.asynccontextmanager
@@ -53,9 +31,10 @@ async def listening(settings: Settings) -> AsyncIterator[tuple[Gateway, int, int
         PortTaken: before anything else is begun.
         InvalidInput, OSError: the keys cannot be read.
     """
-    sockets = [_listen(settings.host, port, settings.stall_timeout) for port in (settings.port, settings.control_port)]
+    unacknowledged = settings.stall_timeout + 1.0
+    sockets = [listen(settings.host, port, unacknowledged) for port in (settings.port, settings.control_port)]
     gateway = Gateway(settings)
-    servers = [_server(app, settings) for app in (gateway.front, gateway.control)]
+    servers = [HttpServer(app, settings.keep_alive, FINAL_SECONDS) for app in (gateway.front, gateway.control)]
     gateway.connections = cast(Collection[ClientConnection], servers[0].server_state.connections)
     async with gateway.running():
         tasks = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
@@ -123,36 +102,3 @@ async def drain(gateway: Gateway, now: asyncio.Event) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FINAL_SECONDS):
             await pipeline.idle.wait()
-
-
-def _listen(host: str, port: int, stall_timeout: float) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # Accepted sockets inherit it: the kernel resets a connection whose peer leaves our bytes lying, whatever we
-        # were about to send.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((stall_timeout + 1.0) * 1000))
-    return sock
-
-
-def _server(app: Front | FastAPI, settings: Settings) -> _Server:
-    config = uvicorn.Config(
-        app,
-        http=ClientConnection,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=settings.keep_alive,  # type: ignore[arg-type]  # handed to call_later, which takes any number
-        timeout_graceful_shutdown=int(FINAL_SECONDS),
-        backlog=4096,
-    )
-    return _Server(config)

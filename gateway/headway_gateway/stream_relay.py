@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headway_core.contract.header_names import ShedReason
+from headway_edge.client_connection import Header
 
-from headway_gateway.client_request import ClientRequest, Header
+from headway_gateway.client_request import ClientRequest
 from headway_gateway.sse import EventStream, count_content_events
 
 KEEP_ALIVE = b": waiting for the first token\n"

@@ -10,8 +10,8 @@ import time
 
 import uvicorn
 from headway_core.contract.policy import Pool
+from headway_edge.client_connection import ClientConnection
 from headway_gateway import upstream
-from headway_runtime.server.client_connection import ClientConnection
 from uvicorn.server import ServerState
 
 IDLE = 0.05

@@ -16,9 +16,10 @@ from typing import TypeVar
 
 from headway_core.contract import documents, header_names
 from headway_core.contract.policy import Knobs, Policy
-from headway_core.contract.reports import ReplicaState, RuntimeReport
+from headway_core.contract.reports import EngineLimits, ReplicaState, RuntimeReport
 from headway_core.errors import EngineDied
 from headway_core.slo import TpotObjective, TtftObjective
+from headway_edge.policy_watcher import PolicyWatcher
 
 from headway_runtime.ipc.messages import AddSequence, StepReport, TokenIds
 from headway_runtime.server.api import errors
@@ -27,7 +28,6 @@ from headway_runtime.server.api.request_headers import RequestHeaders
 from headway_runtime.server.engine_client import EngineClient
 from headway_runtime.server.generation import Choice, Generation
 from headway_runtime.server.metrics import RuntimeMetrics
-from headway_runtime.server.policy_watcher import PolicyWatcher, clamp
 from headway_runtime.server.prompts import PromptEncoder
 from headway_runtime.server.runtime_reporter import RuntimeReporter
 from headway_runtime.settings import Settings
@@ -58,7 +58,9 @@ class Replica:
         )
         metrics.set_emulated(settings.engine.pace is not None)
         self._policy_watcher = (
-            None if settings.policy is None else PolicyWatcher(settings.policy, settings.pool, self._apply_policy)
+            None
+            if settings.policy is None
+            else PolicyWatcher(settings.policy, time.monotonic, self._apply_policy, settings.pool)
         )
         self._clamped_by: dict[str, str] = {}
         self._generations: set[Generation] = set()
@@ -73,12 +75,12 @@ class Replica:
         self._prompts.set_model(ready)
         self.state, self.message = ReplicaState.READY, None
         if self._policy_watcher is not None:
-            self._policy_watcher.read_once()
+            self._policy_watcher.read()
 
     async def watch_policy(self) -> None:
         """Applies each new policy; returns only without a policy file."""
         if self._policy_watcher is not None:
-            await self._policy_watcher.watch()
+            await self._policy_watcher.run()
 
     def begin_drain(self) -> None:
         """Rejects new requests from here on."""
@@ -227,7 +229,7 @@ class Replica:
     @property
     def policy(self) -> Policy | None:
         """The policy in force."""
-        return None if self._policy_watcher is None else self._policy_watcher.policy
+        return None if self._policy_watcher is None else self._policy_watcher.store.policies.get(self.settings.pool)
 
     def record_dispatch(self, dispatch: tuple[str, int] | None) -> None:
         """A gateway's request with this dispatch number was accepted or rejected."""
@@ -253,7 +255,9 @@ class Replica:
             unconfirmed=self.engine.unconfirmed,
             policy=None
             if self._policy_watcher is None
-            else self._policy_watcher.acknowledgement(effective, self._clamped_by),
+            else self._policy_watcher.store.acknowledgement(
+                self.settings.pool, effective, self._clamped_by, time.monotonic()
+            ),
             cordoned=policy is not None and self.settings.replica_id in policy.cordoned,
             message=stalled or self.message,
         )
@@ -261,7 +265,8 @@ class Replica:
     def render_metrics(self) -> bytes:
         """The metrics in the Prometheus text format."""
         policy = self.policy
-        age = None if self._policy_watcher is None else self._policy_watcher.age
+        watcher = self._policy_watcher
+        age = None if watcher is None else watcher.store.age(self.settings.pool, time.monotonic())
         self.metrics.set_policy(self.settings.pool, 0 if policy is None else policy.revision, age)
         return self.metrics.render()
 
@@ -288,3 +293,22 @@ class Replica:
         effective, self._clamped_by = clamp(policy.knobs, self.engine.ready.limits)
         self.metrics.set_classes(priority_class.name for priority_class in policy.classes)
         self.engine.set_knobs(effective)
+
+
+def clamp(knobs: Knobs, limits: EngineLimits) -> tuple[Knobs, dict[str, str]]:
+    """The knobs that a replica with these limits can have, and for each that was lowered the reason.
+
+    The limits at start are the upper bound: memory and buffers were allocated for them.
+    """
+    clamped: dict[str, str] = {}
+
+    def bounded(name: str, wanted: int | None, most: int) -> int:
+        if wanted is not None and wanted > most:
+            clamped[name] = f"start-up capacity {most}"
+        return most if wanted is None else min(wanted, most)
+
+    effective = Knobs(
+        max_num_seqs=bounded("maxNumSeqs", knobs.max_num_seqs, limits.max_num_seqs),
+        prefill_token_budget=bounded("prefillTokenBudget", knobs.prefill_token_budget, limits.prefill_token_budget),
+    )
+    return effective, clamped

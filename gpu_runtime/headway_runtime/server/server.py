@@ -14,17 +14,14 @@ A second signal skips the waiting.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Generator
 
-import uvicorn
 from headway_core.errors import EngineDied
+from headway_edge.listener import HttpServer, PortTaken, listen
 
 from headway_runtime.server.app import control_app, serving_app
-from headway_runtime.server.client_connection import ClientConnection
 from headway_runtime.server.metrics import RuntimeMetrics
 from headway_runtime.server.prompts import PromptEncoder
 from headway_runtime.server.replica import Replica
@@ -33,18 +30,8 @@ from headway_runtime.text.tokenizer import Tokenizer
 
 CLOSING_SECONDS = 5.0
 """How long responses and connections may take to end once nothing is computed any more."""
-_BACKLOG = 2048
 
 log = logging.getLogger("headway.runtime")
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handling: here a signal starts a drain, it does not close the listener."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Captures none."""
-        yield
 
 
 class Server:
@@ -71,8 +58,8 @@ class Server:
             loop.add_signal_handler(number, self._on_signal, number)
         log.info("listening on %s, control on %s", _url(self._serving), _url(self._control))
         servers = [
-            _HttpServer(self._config(serving_app(self._replica))),
-            _HttpServer(self._config(control_app(self._replica))),
+            HttpServer(app, self._settings.keep_alive_seconds, CLOSING_SECONDS)
+            for app in (serving_app(self._replica), control_app(self._replica))
         ]
         serving = [
             asyncio.create_task(server.serve(sockets=[sock]))
@@ -140,20 +127,6 @@ class Server:
             self._abort_requested.set()
         self._stop_requested.set()
 
-    def _config(self, app: object) -> uvicorn.Config:
-        return uvicorn.Config(
-            app,  # type: ignore[arg-type]
-            http=ClientConnection,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=self._settings.keep_alive_seconds,  # type: ignore[arg-type]  # handed to call_later, which takes any number
-            timeout_graceful_shutdown=int(CLOSING_SECONDS),
-            backlog=_BACKLOG,
-        )
-
 
 async def _wait_for_first(*waits: object) -> None:
     """Returns when one of the awaitables is done; the others are cancelled."""
@@ -168,16 +141,10 @@ async def _wait_for_first(*waits: object) -> None:
 
 def _listen(host: str, port: int, flag: str, stalled_seconds: float) -> socket.socket:
     """A listening socket. Raises SettingsError when the address cannot be bound."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror or error}", flag) from None
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # Accepted sockets inherit it: the kernel resets a connection whose peer acknowledges no bytes, which closing
-        # it would not do.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stalled_seconds * 1000) + 5000)
-    return sock
+        return listen(host, port, stalled_seconds + 5.0)
+    except PortTaken as error:
+        raise SettingsError(str(error), flag) from None
 
 
 def _url(sock: socket.socket) -> str:

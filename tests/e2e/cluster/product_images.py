@@ -25,9 +25,9 @@ TORCH = Path(sysconfig.get_path("purelib"))
 TORCH_MOUNT = "/opt/torch"
 TAG = "test"
 _PACKAGES = {
-    "gateway": ("core/headway_core", "gateway/headway_gateway"),
+    "gateway": ("core/headway_core", "edge/headway_edge", "gateway/headway_gateway"),
     "operator": ("core/headway_core", "operator/headway_operator"),
-    "runtime": ("core/headway_core", "gpu_runtime/headway_runtime"),
+    "runtime": ("core/headway_core", "edge/headway_edge", "gpu_runtime/headway_runtime"),
 }
 _FROM_TORCH_FOLDER = re.compile(r"^(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)==")
 _DEBIAN = ("python3", "ca-certificates", "libstdc++6")

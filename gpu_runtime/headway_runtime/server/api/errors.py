@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from headway_core.errors import RequestError
+from headway_edge.error_body import error_body
 
 MAX_MESSAGE = 1000
 """Most characters of a message, which may quote what arrived: a megabyte of input is not sent back."""
@@ -38,30 +38,12 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """The JSON object, one line."""
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return json.dumps({"error": error}, separators=(",", ":")).encode()
+        return error_body(self.message, self.kind, self.code, self.param)
 
 
 def bad_request(error: RequestError) -> ApiError:
     """400 for a request that breaks a rule."""
     return ApiError(400, str(error), param=error.field or None, code=error.code)
-
-
-def not_http(reason: str) -> ApiError:
-    """400 for bytes that make no HTTP request; where the next request starts is unknown."""
-    return ApiError(
-        400,
-        f"this is not a valid HTTP request ({reason}): check that the client speaks plain HTTP to this port, and "
-        "that no proxy changes what it sends",
-        code="invalid_http_request",
-        close=True,
-    )
-
-
-def head_too_large(limit: int) -> ApiError:
-    """431 for a head, or trailers, without end."""
-    message = f"the headers exceed the limit of {limit} bytes: send fewer or shorter ones"
-    return ApiError(431, message, code="headers_too_large", close=True)
 
 
 def unknown_model(model: str, served: str) -> ApiError:

@@ -17,10 +17,12 @@ from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from headway_gateway import error_responses
-from headway_gateway.client_request import CONNECTION, Header
-from headway_gateway.error_responses import ErrorResponse
+from headway_edge.error_body import error_body
 
+Header = tuple[bytes, bytes]
+
+CONNECTION = "headway.connection"
+"""Key in the scope's extensions: the `ClientConnection`, which ASGI itself does not show."""
 HEAD_SECONDS = 30.0
 HEAD_BYTES = 64 * 1024
 """Limit for a head, for the trailers of a body and for an extension of a chunk: for all that the parser reads before it
@@ -47,10 +49,10 @@ class ClientConnection(HttpToolsProtocol):
     """The request that is answered, or was last; those behind it wait in `pipeline`, the newest first."""
     _lost: Callable[[], None] | None = None
 
-    # ------------------------------------------------------------ what a request needs, see `client_request.Connection`
+    # ------------------------------------------------------------ what a request may use beside ASGI
 
     def buffered_body(self) -> bytes | None:
-        """See `client_request.Connection`."""
+        """The body of the request that is being answered, if all of it has come; None: it has to be received."""
         cycle = self._current
         if cycle is None or cycle.more_body or cycle.disconnected:
             return None
@@ -59,7 +61,8 @@ class ClientConnection(HttpToolsProtocol):
         return body
 
     def begin(self, status: int, headers: Sequence[Header], first: bytes) -> None:
-        """See `client_request.Connection`. What goes out is what the server would send, in one write instead of two."""
+        """Sends the head of a response without a length and the first part of its body: what uvicorn would send, in one
+        write instead of two."""
         cycle = self._current
         if cycle is None:
             raise RuntimeError("no request is being answered")
@@ -79,7 +82,7 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.write(b"".join(head))
 
     def watch(self, lost: Callable[[], None] | None) -> None:
-        """See `client_request.Connection`."""
+        """Calls `lost` when the connection closes, at once if it is closed already; None: no longer."""
         self._lost = lost
         if lost is None:
             return
@@ -134,27 +137,36 @@ class ClientConnection(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self._cut_off(error_responses.not_http(str(error)))
+            self._close_with(
+                400,
+                f"this is not a valid HTTP request ({error}): check that the client speaks plain HTTP to this port, "
+                "and that no proxy changes what it sends",
+                "invalid_http_request",
+            )
             return
         if self._idle_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self._cut_off(error_responses.head_too_large(HEAD_BYTES))
+            self._close_with(
+                431,
+                f"the headers exceed the limit of {HEAD_BYTES} bytes: send fewer or shorter ones",
+                "headers_too_large",
+            )
 
-    def _cut_off(self, answer: ErrorResponse) -> None:
-        """Ends a connection from which no further request can be read. Its client is told why, unless it would take
-        that for the answer to an earlier request."""
+    def _close_with(self, status: int, message: str, code: str) -> None:
+        """Closes a connection from which no further request can be read. Sends the error, unless the client would take
+        it for the response to an earlier request."""
         current = self._current
         own_body = current is not None and current is self.cycle and current.more_body and not current.response_started
         if current is None or current.response_complete or own_body:
-            body = answer.body()
+            body = error_body(message, "invalid_request_error", code)
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[answer.status] + head + body)
+            self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
 
     def _feed(self, data: bytes) -> None:
-        """The parser stops at a request that offers an upgrade, as if it had no body.
+        """Feeds the parser; an ``Upgrade`` is ignored (RFC 9110, 7.8), and the bytes behind its head are its body.
 
-        Some clients offer HTTP/2 that way in every request. A server may pass that over, so what follows the head is
-        read for what it is, by a parser that is given the framing of the same head again.
+        Some clients offer HTTP/2 that way in every request. The parser stops behind such a head, so a new parser goes
+        on; it gets the framing headers of that head first.
         """
         while True:
             try:
