@@ -23,8 +23,7 @@ Serve large language models so that TTFT and TPOT promises are kept.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 fine, 1 it failed while running, 2 it was asked for something
-    impossible."""
+    """Runs one command. Returns its exit code: 0 fine, 1 it failed while running, 2 it was asked for the impossible."""
     parser = argparse.ArgumentParser(
         prog="headway", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )

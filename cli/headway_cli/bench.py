@@ -116,8 +116,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(given: argparse.Namespace) -> int:
-    """Runs the benchmark; 0 when every request was answered or shed, 1 when some failed, 130 when Ctrl-C ended it
-    early.
+    """Runs the benchmark. Returns 0 when every request was answered or shed, 1 when some failed, 130 after Ctrl-C.
 
     Raises:
         InvalidInput, ConnectionError: with a sentence for the person at the terminal.
@@ -174,8 +173,7 @@ async def _run(
 async def _load(
     target: BenchTarget, planned: Sequence[PlannedRequest], writer: PromptWriter, console: Console
 ) -> tuple[list[RequestResult], bool]:
-    """The records of all that came to an end, and whether Ctrl-C cut it short: the first lets open requests finish, the
-    second does not."""
+    """The records that came to an end, and whether Ctrl-C was pressed. A second Ctrl-C drops open requests."""
     enough = asyncio.Event()
     records: list[RequestResult] = []
     run = asyncio.create_task(run_load(target, planned, writer, _Progress(console, len(planned)), enough, records))

@@ -1,5 +1,4 @@
-"""From records to figures: TTFT, TPOT and ITL percentiles, attainment and goodput over all offered requests, by class
-and prompt length."""
+"""From records to figures: percentiles of TTFT, TPOT and ITL, attainment and goodput over all offered requests."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def summary(values: Iterable[float]) -> dict[str, float] | None:
 
 
 def kept_every_deadline(record: RequestResult, objectives: Objectives, grace: float) -> bool:
-    """Whether token i came by arrival + TTFT + i·TPOT + grace, for every i; pieces stand for tokens, spread evenly over
-    their count."""
+    """Whether token i came by arrival + TTFT + i·TPOT + grace, for every i; each piece stands for as many tokens."""
     if not record.ok or record.first_token is None:
         return False
     arrival, prompt = record.planned.at, record.prompt_tokens or record.planned.prompt_tokens
@@ -101,8 +99,7 @@ def by_class(records: Sequence[RequestResult]) -> Mapping[str, list[RequestResul
 
 
 def by_prompt_quartile(records: Sequence[RequestResult]) -> Mapping[str, list[RequestResult]]:
-    """Records in four groups of equal size by planned prompt length: a policy that spends long prompts for short ones
-    shows here."""
+    """Records in four groups of equal size by planned prompt length: shows whether long prompts pay for short ones."""
     ordered = sorted(records, key=lambda record: record.planned.prompt_tokens)
     groups: dict[str, list[RequestResult]] = {}
     for quarter in range(4):

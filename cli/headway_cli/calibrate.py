@@ -1,5 +1,4 @@
-"""`headway calibrate`: measure how long a model's iterations take on this machine. A runtime does it at each start;
-this does it alone."""
+"""`headway calibrate`: measure a model's iteration times on this machine, as a runtime does at each start."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Admission rules compared: one trace on simulated replicas, once for each rule, and on one server beside the exact
-optimum."""
+"""Admission rules compared: one trace on simulated replicas by each rule, and on one server beside the optimum."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class OneServer:
-    """Admission alone, before a single first-come-first-served server of the same capacity: shares of all offered that
-    are on time."""
+    """Admission alone, before one first-come-first-served server of equal capacity: shares of all that are on time."""
 
     optimum: float
     """Of whoever knows every arrival beforehand: exact."""
@@ -64,8 +62,7 @@ class Comparison:
 def configured(
     report: RuntimeReport, trace: Sequence[TraceRequest], classes: Sequence[PriorityClass], scheduling_policy: str
 ) -> tuple[ReplicaConfig, str]:
-    """The replica of the report, and where its knobs come from: those in force, or else those that the planner gives
-    for this trace.
+    """The replica of the report, and where its knobs come from: those in force, or the planner's for this trace.
 
     Raises:
         InvalidInput: it has not measured its step time yet.

@@ -1,5 +1,4 @@
-"""What `headway up` shows while it runs: one row per class, promised against happened. A table on a terminal, plain
-lines elsewhere.
+"""What `headway up` shows while it runs: one row per class, as a table on a terminal, as plain lines elsewhere.
 
 A closed pipe or a full disk under the output loses the output and nothing else.
 """

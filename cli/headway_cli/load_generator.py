@@ -1,9 +1,7 @@
-"""Open-loop load on any OpenAI-compatible endpoint: requests leave when the trace says so, whatever became of those
-before them.
+"""Open-loop load on any OpenAI-compatible endpoint: each request leaves at the trace's time, whatever became of others.
 
-A closed loop (send the next when one returns) slows down with the server and so hides its queue; an open loop does not.
-How late this process itself sent each request is recorded, so that a lagging generator is seen and not blamed on the
-server.
+A closed loop (send the next when one returns) slows down with the server and so hides its queue. How late this process
+sent each request is recorded, so that a lagging generator is not blamed on the server.
 """
 
 from __future__ import annotations
@@ -62,8 +60,7 @@ class RequestResult:
 
     @property
     def tpot(self) -> float | None:
-        """(last - first) / (n - 1) with n the server's count of tokens, or of pieces when it gave none; None under two
-        tokens."""
+        """(last - first) / (n - 1), n the server's count of tokens, or of pieces if it gave none; None for n < 2."""
         count = self.output_tokens if self.output_tokens is not None else len(self.token_times)
         if self.first_token is None or count < 2 or not self.token_times:
             return None
@@ -122,8 +119,7 @@ _WORDS = (
 
 
 class PromptWriter:
-    """Prompts of about a wanted number of tokens, without a tokenizer: words, and how many tokens the server said some
-    words were.
+    """Prompts of about a wanted number of tokens, without a tokenizer: words, at the server's own tokens per word.
 
     No two prompts share a beginning, so a prefix cache gains nothing from them.
     """
@@ -325,8 +321,7 @@ _NOT_AN_ANSWER = (ValueError, TypeError, LookupError, AttributeError)
 
 
 async def _answer(response: aiohttp.ClientResponse, what: str) -> str:
-    """The text of an answer with status 200. Raises ConnectionError for any other, with the remedy when a key is
-    wanted."""
+    """The text of an answer with status 200. Raises ConnectionError for any other; it says when a key is needed."""
     text = await response.text(errors="replace")
     if response.status == 200:
         return text

@@ -1,5 +1,4 @@
-"""The operator's part on one machine: reports in, a policy out. Decides with `headway_core.planning`; replicas are not
-its to move."""
+"""The operator's part on one machine: reports in, a policy out, by `headway_core.planning`. It moves no replicas."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ _GATEWAY = "gateway"
 
 
 class LocalController:
-    """One pool's policy over time. Call `observe` with each poll; it returns a new policy when there is one to
-    write."""
+    """One pool's policy over time. Call `observe` with each poll; it returns a new policy when one is to be written."""
 
     def __init__(self, slo: ServingSLO, endpoints: Mapping[str, Endpoint]) -> None:
         self._endpoints = dict(endpoints)
@@ -36,8 +34,7 @@ class LocalController:
     def adopt(self, slo: ServingSLO) -> Policy:
         """Takes a new ServingSLO; its policy comes into force at once, the knobs follow with the next observation."""
         self._revision = next_revision(self._revision)
-        # A generation of its own, as the API server counts them: what was estimated for other targets says nothing
-        # about this one.
+        # A new generation, as the API server counts them: estimates for other targets say nothing about this one.
         self.slo = replace(slo, generation=self._revision, uid=f"local/{slo.name}")
         self._traffic = TrafficWindow(slo.target_name, slo.window)
         return self.policy()
@@ -66,8 +63,7 @@ class LocalController:
             return None
         if moved:
             self._knobs = found.knobs
-        # Above one that came from elsewhere too (a file that somebody edited): nobody would listen to a lower one
-        # again.
+        # Above a revision that came from elsewhere too (an edited file): a lower one would be ignored.
         self._revision = next_revision(self._revision, known)
         return self.policy()
 

@@ -180,8 +180,7 @@ def plan_input(given: argparse.Namespace, slo: ServingSLO) -> PlanInput:
 
 
 def recommend(inputs: PlanInput) -> Plan:
-    """The planner's answer, as if the load had been so for long and somebody asked for a recommendation: nothing waits
-    for a window to pass."""
+    """The planner's answer to a recommendation, as if the load had long been so: no window has to pass first."""
     slo = inputs.slo
     bounds = slo.bounds if slo.bounds.replicas is not None else replace(slo.bounds, replicas=Range(1, 10_000))
     replicas = tuple(ObservedReplica(report.boot_id, Phase.READY, report, 0.0) for report in inputs.replicas)

@@ -1,5 +1,4 @@
-"""Policies as files, for gateway and runtimes on the same machine: written beside and renamed into place, so a
-reader never sees half a file."""
+"""Policies as files for gateway and runtimes on one machine, renamed into place: no reader sees half a file."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ class PolicyWriter:
         self._policy, self._written = policy, False
 
     def write(self) -> list[str]:
-        """Writes the policy unless it is there. Returns what a person should know: that it fails, once, that it works
-        again, and that the file was removed or changed by somebody else."""
+        """Writes the policy unless it is there. Returns messages: it fails (once), works again, its file was lost."""
         if self._policy is None:
             return []
         try:

@@ -1,5 +1,4 @@
-"""A replica on paper: its step time and its limits, from four numbers, or from the load report of one that runs,
-changed as asked.
+"""A replica on paper: step time and limits, from four numbers or from a running replica's report, changed as asked.
 
 `headway plan` and `headway simulate` decide on it as operator and gateway would on a real one.
 """
@@ -78,8 +77,7 @@ def parse_coefficients(text: str) -> StepTimeReport:
 
 
 def on_paper(step_time: StepTimeReport, kv_tokens: int = _LARGE_KV) -> RuntimeReport:
-    """The report of an idle replica that is nowhere: the usual limits, a prefill budget within half a second, no knobs
-    in force."""
+    """The report of an idle replica: the usual limits, a prefill budget within half a second, no knobs in force."""
     within = (ITERATION_LIMIT - step_time.base) / max(step_time.per_row_above, 1e-12)
     budget = max(64, min(PREFILL_TOKEN_BUDGET, int(within)))
     return RuntimeReport(
@@ -108,7 +106,6 @@ def with_limits(report: RuntimeReport, given: argparse.Namespace) -> RuntimeRepo
             total_blocks=-(-given.kv_tokens // limits.block_size) if given.kv_tokens else limits.total_blocks,
         ),
         effective=Knobs(
-            given.max_num_seqs or effective.max_num_seqs,
-            given.prefill_token_budget or effective.prefill_token_budget,
+            given.max_num_seqs or effective.max_num_seqs, given.prefill_token_budget or effective.prefill_token_budget
         ),
     )

@@ -1,5 +1,4 @@
-"""Load reports of gateway and runtimes, polled over HTTP. One that does not answer is absent, which is not the same as
-idle."""
+"""Load reports of gateway and runtimes, polled over HTTP. No answer means absent, which is not the same as idle."""
 
 from __future__ import annotations
 

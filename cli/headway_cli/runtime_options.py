@@ -1,7 +1,6 @@
 """Which model a runtime serves and with which options: what `headway up` and `headway calibrate` take, and its check.
 
-The only module here that imports another component: the runtime's settings, which import no torch, say whether a
-runtime would start with these options before one is started.
+Alone here in importing another component: the runtime's settings, without torch, check the options before a start.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""A ServingSLO from a YAML file: the same text that Kubernetes takes. Whatever is wrong is named by file, line and
-field."""
+"""A ServingSLO from a YAML file, the text that Kubernetes takes. Errors name file, line and field."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ DEFAULT = Path(__file__).with_name("default-slo.yaml")
 """What `headway up` promises when no --slo is given."""
 
 _MOST_NODES = 10_000
-"""Lists, objects and values. Without a bound a few lines of aliases to aliases make billions, and `headway up` stands
-still meanwhile."""
+"""Lists, objects and values. Unbounded, a few lines of aliases to aliases make billions and stop `headway up`."""
 
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
@@ -36,8 +34,7 @@ def read_slo(path: Path) -> ServingSLO:
     """The one ServingSLO in the file.
 
     Raises:
-        SloFileError: the file cannot be read, is not one YAML document, says a key twice, or breaks a rule of the
-        object.
+        SloFileError: the file cannot be read, is not one YAML document, repeats a key, or breaks a rule.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,5 +1,4 @@
-"""The processes that `headway up` runs: started, watched, restarted when they die, stopped without leaving anything
-behind."""
+"""The processes that `headway up` runs: started, watched, restarted when they die, and stopped without a trace."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ _STEADY_AFTER = 60.0
 """Seconds alive after which a process counts as healthy and its backoff starts anew."""
 
 _UNHEALTHY_LIMIT = 30.0
-"""A process that runs and is not reported healthy for this many seconds counts as hung. A busy machine is silent for
-less."""
+"""Seconds after which a running process that is not reported healthy counts as hung; a busy machine needs fewer."""
 _LAST_BYTES = 64 * 1024
 """Read of the end of a log, which may have grown for weeks."""
 
@@ -117,8 +115,7 @@ class Child:
 
 
 class Supervisor:
-    """Keeps children running. `check` and `end_hung` are called often and say what happened, in words; `stop` ends
-    all."""
+    """Keeps children running. `check` and `end_hung`, called often, return what happened in words; `stop` ends all."""
 
     def __init__(self, children: Sequence[Child]) -> None:
         self.children = list(children)
@@ -155,8 +152,7 @@ class Supervisor:
         return lines
 
     def end_hung(self, healthy: Collection[str], now: float) -> list[str]:
-        """Ends what runs and has not been among `healthy` (names) for too long; `check` then starts it again. Returns a
-        line for each."""
+        """Ends what runs and was not in `healthy` (names) for too long, for `check` to restart. A line for each."""
         lines = []
         for child in self.children:
             if child.name in healthy or not child.alive:

@@ -1,5 +1,4 @@
-"""Which requests to replay and of which class each is: the options that `headway bench` and `headway simulate` share,
-and their checks."""
+"""The options of `headway bench` and `headway simulate` for the requests and their classes, and their checks."""
 
 from __future__ import annotations
 

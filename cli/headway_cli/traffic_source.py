@@ -1,5 +1,4 @@
-"""What runs somewhere, for `--from`: load reports from files and control ports, and the replicas behind a gateway with
-its demand."""
+"""What `--from` names: load reports from files and control ports, and a gateway's replicas and demand."""
 
 from __future__ import annotations
 
@@ -126,8 +125,7 @@ def _policy(client: httpx.Client, source: str, pool: str | None) -> Policy:
 
 
 def _behind(client: httpx.Client, policy: Policy) -> list[RuntimeReport]:
-    """Reports of the replicas in a policy, of those that can be reached from here; a name may stand for many
-    addresses."""
+    """Reports of the policy's replicas that can be reached from here; a name may stand for many addresses."""
     found = []
     for endpoint in policy.pool.endpoints:
         try:

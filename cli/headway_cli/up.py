@@ -118,8 +118,7 @@ def _reachable(host: str) -> str:
 
 @contextlib.contextmanager
 def _exclusive(state: Path) -> Iterator[None]:
-    """Locks the folder: two would set the knobs of each other's replicas. Raises InvalidInput when another
-    process has it."""
+    """Locks the folder: two would set the knobs of each other's replicas. Raises InvalidInput if it is locked."""
     with (state / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,8 +132,7 @@ class StartFailed(Exception):
 
 
 def run(settings: UpSettings) -> int:
-    """Runs until a signal; 0 after a clean stop, 1 when it could not start. Blocks. Raises InvalidInput when the state
-    folder is in use."""
+    """Runs until a signal; 0 after a clean stop, 1 when it could not start. Raises InvalidInput: the folder is used."""
     state = settings.state or Path(tempfile.mkdtemp(prefix="headway-"))
     with _exclusive(state):
         code = _run(LocalStack(settings, state), state)
@@ -253,8 +251,7 @@ def _reread(stack: LocalStack, say: Callable[[str], None]) -> None:
 
 
 def _content(path: Path) -> bytes | None:
-    """What the file holds; None while there is none to read. A pipe is read at the start only: it might be waited for,
-    and all else too."""
+    """What the file holds; None if it cannot be read. A pipe is read at the start only, since reading it may block."""
     try:
         return path.read_bytes() if path.is_file() else None
     except OSError:

@@ -6,6 +6,5 @@ A request that the model does not answer has one of three reasons, each with one
 
 - *shed*: the admission gave it up, for lack of capacity (429) or because no replica can serve it (503);
 - *rejected*: the request itself is at fault (4xx);
-- *failed*: the replica broke off or answered 5xx. A replica is *unreachable* when it takes no connection, *unavailable*
-  when it answers 503.
+- *failed*: the replica broke off or answered 5xx. It is *unreachable* without a connection, *unavailable* after 503.
 """

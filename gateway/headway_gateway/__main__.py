@@ -20,8 +20,7 @@ log = logging.getLogger("headway.gateway")
 
 
 def main() -> int:
-    """Runs the command; returns its exit status: 0 after a clean end, 1 when it could not start, 2 for a wrong command
-    line."""
+    """Runs the command. Returns the exit status: 0 after a clean end, 1 it could not start, 2 wrong command line."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["hash-key"]:
         return hash_key(arguments[1:])

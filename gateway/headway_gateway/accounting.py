@@ -1,9 +1,8 @@
 """Objectives against what happened: counts every offered request, in exactly one outcome.
 
 A request is judged by the objectives in force when it arrived. TTFT counts from arrival at this gateway to the first
-content. TPOT is (last - first token) / (n - 1) for n >= 2 tokens, per choice. A response that does not stream shows
-neither: it is judged as a whole, by the deadline of its last token, TTFT + (n - 1) * TPOT. What is not known is not
-judged.
+content. TPOT is (last - first token) / (n - 1) for n >= 2 tokens, per choice. A response that does not stream is judged
+as a whole, by the deadline of its last token, TTFT + (n - 1) * TPOT. What is not known is not judged.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ _BATCH = 500
 class DurationHistogram:
     """A histogram and the sum of what is in it, seconds.
 
-    Every token of every stream adds a duration, so `add` only collects it; it is counted in its bucket together with
-    many others, or when the histogram is read.
+    Every token of every stream adds a duration, so `add` only collects it; durations are counted many at a time.
     """
 
     __slots__ = ("_histogram", "_pending", "_sum")
@@ -102,8 +100,7 @@ EDGES = (
 
 @dataclass(slots=True)
 class SignedErrors:
-    """A histogram of predicted - actual, seconds: `counts[i]` lie in (EDGES[i-1], EDGES[i]]; the last holds what is
-    above all edges."""
+    """A histogram of predicted - actual, seconds: `counts[i]` lie in (EDGES[i-1], EDGES[i]], the last above all."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(EDGES) + 1))
     sum: float = 0.0
@@ -253,8 +250,7 @@ class RequestRecord:
             self._gaps.add(0.0, events - 1)
 
     def finished(self, now: float, streamed: bool, prompt: int | None, output: int | None) -> None:
-        """The response is complete: judges the request. `prompt` and `output` are the runtime's token counts, None
-        where it told none."""
+        """The response is complete: judges the request. `prompt`, `output`: token counts of the runtime, if known."""
         counters, objectives = self._counters, self._request.priority_class.objectives
         counters.prompt_tokens += prompt or 0
         counters.output_tokens += output or 0

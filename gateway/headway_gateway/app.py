@@ -1,8 +1,7 @@
 """The composition root: every part made once, from `Settings`, and the two FastAPI applications in front of them.
 
 Nothing here decides anything and nothing is global: a test builds a second gateway beside the first. Completion
-requests are raw ASGI and bypass FastAPI: its middleware would cost each of them more than its admission does. FastAPI
-serves everything else.
+requests bypass FastAPI, whose middleware would cost each of them more than its admission does.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ from headway_gateway.upstream import Upstream
 
 
 class Gateway:
-    """One gateway, put together. Make it inside a running event loop; `front` and `control` are what its two ports
-    serve."""
+    """One gateway, put together; made inside a running event loop. Its two ports serve `front` and `control`."""
 
     def __init__(self, settings: Settings) -> None:
         clock = asyncio.get_running_loop().time
@@ -84,8 +82,7 @@ class Gateway:
 
 
 class Front:
-    """What clients reach: completion requests go straight to the pipeline, everything else to the FastAPI
-    application."""
+    """What clients reach: completion requests go straight to the pipeline, all others to the FastAPI application."""
 
     def __init__(self, pipeline: Pipeline, others: FastAPI) -> None:
         self._pipeline = pipeline
@@ -174,8 +171,7 @@ def _app(gateway: Gateway, title: str) -> FastAPI:
 
     @app.get(http.PATH_READY, responses={503: {"description": "Just started, or going away: send nothing new."}})
     async def ready() -> Response:
-        """Whether new requests should be sent here: from the first discovery of replicas on, even if it found none,
-        until the drain."""
+        """Whether new requests should be sent here: from the first discovery, even of no replica, until the drain."""
         state = gateway.pools.state
         return JSONResponse({"status": state.value}, 200 if state is reports.ReplicaState.READY else 503)
 

@@ -1,8 +1,6 @@
-"""A memory budget for large bodies, from their first bytes until they have been parsed, so that no number of uploads
-exhausts the gateway's memory.
+"""A memory budget for large bodies until they are parsed, so that uploads cannot exhaust the gateway's memory.
 
-A body of usual size takes nothing from it: clients that send large bodies, or never finish, compete only with each
-other.
+A body of usual size takes nothing from it: large or unfinished bodies compete only with each other.
 """
 
 from __future__ import annotations

@@ -53,8 +53,7 @@ class RequestStopped(Exception):
 class ClientRequest:
     """One request and its response.
 
-    `arrival` is the instant its last byte came: a slow upload is not the server's time. `started`: the status line is
-    out.
+    `arrival`: when its last byte came, since a slow upload is not the server's time. `started`: the status line is out.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,8 +133,7 @@ class ClientRequest:
 
     @contextlib.contextmanager
     def stoppable(self, limit: float) -> Iterator[None]:
-        """What runs inside ends at once when `stop` is called, when the client disconnects, and `limit` seconds after
-        arrival.
+        """What runs inside ends at once on `stop`, when the client disconnects, or `limit` seconds after arrival.
 
         Raises:
             RequestStopped: one of them happened.
@@ -167,8 +165,7 @@ class ClientRequest:
             self._task.cancel()
 
     def is_stalled(self, now: float, limit: float) -> bool:
-        """Whether the client has taken nothing for `limit` seconds although something waits for it. Call it about every
-        second."""
+        """Whether the client took nothing for `limit` seconds while something waits for it. Call it every second."""
         if self.sending_since is None:
             return False
         unsent = self._transport.get_write_buffer_size()
@@ -189,8 +186,7 @@ class ClientRequest:
         await self._send({"type": "http.response.start", "status": status, "headers": self._fields(headers)})
 
     def begin(self, status: int, headers: Iterable[Header], first: bytes) -> bool:
-        """The same for a body without a length, together with its first part, in this very step of the loop: see
-        `write_now`."""
+        """`start` and the first part of a body without a length, in this very step of the loop: see `write_now`."""
         self._connection.begin(status, self._fields(headers), first)
         return not self._flow.write_paused
 
@@ -208,15 +204,13 @@ class ClientRequest:
         self.sending_since = None
 
     def write_now(self, data: bytes) -> bool:
-        """Writes a part of a body without a length, past the framework, in this very step of the loop; False when the
-        client is behind.
+        """Writes a part of a body without a length, past the framework, in this step; False: the client is behind.
 
         Then `caught_up` must have returned before the next call.
         """
         transport = self._transport
         if not transport.is_closing():
-            # As the server does for a body without a length: chunked, or in HTTP/1.0, which does not know that, not at
-            # all.
+            # As the server does for a body without a length: chunked, but plain in HTTP/1.0, which has no chunks.
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         return not self._flow.write_paused
 
@@ -232,8 +226,7 @@ class ClientRequest:
         self.sending_since = None
 
     async def send_error(self, response: ErrorResponse) -> None:
-        """Sends an error of the gateway's own: as the response if none has begun, else as the last event of the
-        stream."""
+        """Sends an error of the gateway's own: as the response if none has begun, else as the stream's last event."""
         if self.finished:
             return
         if self.started:
@@ -252,8 +245,7 @@ class ClientRequest:
         await self.finish()
 
     async def _linger(self) -> None:
-        """Takes a little of what still comes: closing on unread bytes resets the connection, and the answer would be
-        lost with it."""
+        """Reads a little of what still comes: closing on unread bytes resets the connection and loses the response."""
         taken = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_SECONDS):

@@ -1,7 +1,6 @@
 """The admission of one pool at work: tasks go on, wait or end as `headway_core.admission.PoolAdmission` decides.
 
-`PoolAdmission` decides. This module holds the futures that requests wait on, and one task that polls while any request
-waits.
+`PoolAdmission` decides. This module holds the futures of waiting requests, and one task that polls while any waits.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ _PAUSE_AFTER_ERROR = 0.1
 
 
 class Grant:
-    """Permission to send one request to one replica now. A context: leaving it tells the admission that the request has
-    ended on that replica."""
+    """Permission to send one request to one replica now. Leaving the context tells the admission that it has ended."""
 
     def __init__(self, dispatcher: Dispatcher, dispatch: Dispatch) -> None:
         self.request = dispatch.request
@@ -58,8 +56,7 @@ class Dispatcher:
         self._woken = asyncio.Event()
 
     async def acquire(self, request: Request, on_queued: Callable[[bool], None]) -> Grant:
-        """The grant of a new request, at once or after a wait. `on_queued` gets True when the wait begins and False
-        when it is over.
+        """The grant of a new request, at once or after a wait. `on_queued` gets True when a wait begins, then False.
 
         Raises:
             RequestFailed: it was shed, at once or later.
@@ -120,8 +117,7 @@ class Dispatcher:
                 self._apply(self.admission.poll(self._clock()))
                 last_error = ""
             except Exception as error:
-                # Every waiting request depends on this loop, so it goes on; their own time limits end them at the
-                # latest.
+                # Every waiting request depends on this loop, so it goes on; their own time limits end them at last.
                 if last_error != repr(error):
                     log.exception("polling the admission failed; logged again when the error changes")
                 last_error = repr(error)

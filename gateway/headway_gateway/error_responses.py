@@ -115,8 +115,7 @@ _REASONS = {
 
 
 def shed(reason: ShedReason, retry_after: int, contended: bool = False) -> RequestFailed:
-    """429 where capacity is contended, 503 where there is none; both tell when to come back, in `retry_after`
-    seconds."""
+    """429 where capacity is contended, 503 where there is none; `retry_after`: seconds until the client may retry."""
     response = ErrorResponse(
         429 if contended else 503,
         f"not now: {_REASONS[reason]}; try again in {retry_after} s",

@@ -13,8 +13,7 @@ log = logging.getLogger("headway.gateway.replicas")
 COUNT_SECONDS = 10.0
 """Between two counts while the outage lasts."""
 QUIET_SECONDS = 5.0
-"""The outage is over at the first success after this long without a failure, so that an intermittent one counts
-once."""
+"""A success this long after the last failure ends the outage, so that an intermittent one counts once."""
 
 
 @dataclass(slots=True)

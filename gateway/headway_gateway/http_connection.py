@@ -1,9 +1,7 @@
-"""One persistent HTTP/1.1 connection to a replica: each chunk of a response is handed on in the step of the event loop
-in which it arrives.
+"""One persistent HTTP/1.1 connection to a replica: each chunk of a response is handed on in the step it arrives in.
 
-A general HTTP client wakes a task for each chunk it reads, and that costs more than relaying the chunk. Here the reader
-may leave a function (`pump`) that gets each chunk at once; it returns False when it is behind, and reading pauses until
-it has caught up.
+A general HTTP client wakes a task for each chunk, and that costs more than relaying the chunk. Here `pump` takes a
+function that gets each chunk at once. It returns False when it is behind; then reading pauses until it has caught up.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ class UpstreamFailure(Enum):
     UNAVAILABLE = "unavailable"
     """The replica takes no new request (503), for example because it drains: any other replica may try."""
     STALE = "stale"
-    """A kept connection was closed under the request, and no byte came back: the usual race, worth one more attempt
-    anywhere."""
+    """A kept connection was closed under the request before any byte came back: usual, and worth one more attempt."""
     RESET = "reset"
     """The replica broke off: one other may try; a request that kills replicas must not meet them all."""
 
@@ -68,8 +65,7 @@ class HttpConnection(asyncio.Protocol):
         self._sink: Callable[[bytes], bool] | None = None
         self._behind = False
         self._chunks: list[bytes] = []
-        # What the parser calls with each part of a body: the list's own method, since it is called for every
-        # chunk of every stream.
+        # Bound once, the list's own method: the parser calls it for every chunk of every stream.
         self.on_body = self._chunks.append
         self._parser = httptools.HttpResponseParser(self)
 
@@ -103,8 +99,7 @@ class HttpConnection(asyncio.Protocol):
         return self._take()
 
     async def pump(self, sink: Callable[[bytes], bool], caught_up: Callable[[], Awaitable[None]]) -> bytes:
-        """Gives what arrives of the body to `sink`, in the loop step in which it arrives; what came with the end is
-        returned instead.
+        """Gives each chunk of the body to `sink` in the loop step it arrives in; returns what came with the end.
 
         When `sink` returns False it is behind: reading pauses until `caught_up` has returned.
 
@@ -129,8 +124,7 @@ class HttpConnection(asyncio.Protocol):
             self._behind = False
 
     def done(self) -> bool:
-        """Ends the use of the connection; True when it can take another request. Else it is closed, which tells the
-        replica to stop."""
+        """Ends the use of the connection. Returns True if it can be reused; else it is closed and the replica stops."""
         self._busy = False
         self._used_before = True
         if self.complete and self.reusable and self._failure is None and not self._chunks:

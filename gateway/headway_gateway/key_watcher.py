@@ -1,5 +1,4 @@
-"""The key file, re-read when its content changes. The last good keys stay in force: a broken edit
-neither lets anybody in nor locks anybody out.
+"""The key file, re-read when its content changes. After a broken edit the last good keys stay in force.
 
 A file that is written in place can be read half: cut behind a line it has fewer keys, cut behind a hash it gives a key
 every class. So a change counts once two readings in a row found the same.
@@ -25,8 +24,7 @@ class KeyWatcher:
     """Keeps `ring` up to date.
 
     Raises, when it is made:
-        InvalidInput: a line is wrong. OSError: there is nothing to read. Without good keys the gateway does not
-        start.
+        InvalidInput: a line is wrong. OSError: there is nothing to read. Without keys no gateway starts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,8 +45,7 @@ class KeyWatcher:
                 return
             ring = parse_keys(found)
             if len(self.ring) and not len(ring):
-                # A file that is being written looks like this. A key is revoked by deleting its line, the last key by
-                # stopping the gateway.
+                # A half-written file looks like this. Delete its line to revoke a key; stop the gateway for the last.
                 raise InvalidInput("holds no key any more")
             self.ring = ring
         except (InvalidInput, OSError) as error:

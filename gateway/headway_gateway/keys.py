@@ -61,8 +61,7 @@ def parse_keys(documents: Mapping[str, bytes]) -> KeyRing:
     """All lines of all files (name → content).
 
     Raises:
-        InvalidInput: a line does not read as a key; `field` is ``FILE:LINE``. The line itself is not repeated: it may
-        contain a key.
+        InvalidInput: a line does not read as a key; `field` is ``FILE:LINE``. The line, maybe a key, is not told.
     """
     entries: list[tuple[bytes, Caller]] = []
     for name, content in sorted(documents.items()):
@@ -87,8 +86,7 @@ def parse_keys(documents: Mapping[str, bytes]) -> KeyRing:
 
 
 def hash_key(arguments: Sequence[str]) -> int:
-    """``headway-gateway hash-key``: makes a key (or takes one from standard input) and prints its line. Returns the
-    exit status."""
+    """``headway-gateway hash-key``: prints the line of a key, new or from stdin. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="headway-gateway hash-key",
         description="Prints the line for --keys on standard output; a newly made key goes to standard error, once.",

@@ -1,8 +1,7 @@
 """Prometheus metrics, read from the counters at the moment of the scrape.
 
-Every label value comes from a closed set: pools and classes from policies and the command line, the rest from the
-contract. What a client sends is never one. All metrics count requests, except the gaps between tokens, which count gaps
-of streams with one answer.
+All label values come from closed sets: pools and classes from policies and the command line, the rest from the
+contract, none from a client. All metrics count requests; only ITL counts gaps, of streams with one answer.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ Names = metric_names.Metric
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _EVERY = 4
-"""Only each fourth edge of the log buckets is exported (a factor of 1.36); the load report has them all; attainment is
-counted exactly."""
+"""Every fourth edge of the log buckets is exported (a factor of 1.36); the load report has all. Attainment is exact."""
 _LAST = math.ceil(math.log(90_000 / SMALLEST) / math.log(GROWTH))
 """Beyond the longest request that can be configured, a day."""
 _OTHER = "other"
@@ -108,8 +106,7 @@ class CountersCollector(Collector):
         )
         tpot = HistogramMetricFamily(Names.TPOT, "(last - first token) / (n - 1), per streamed request.", labels=labels)
         itl = HistogramMetricFamily(Names.ITL, "Gap between two events with content, per gap.", labels=labels)
-        # A family with bounds below zero gets no sum from the library, because it cannot be a counter; here it is the
-        # point.
+        # Built by hand: the library writes no sum for a family with bounds below zero, and here the sum matters.
         error = Metric(Names.TTFT_ERROR, "Predicted minus actual time to first token.", "histogram")
         for pool in self._pools:
             for name, counters in pool.counters.items():

@@ -1,8 +1,7 @@
 """What the gateway must know of a request, parsed from its body; the body itself is forwarded byte for byte.
 
-Only members that decide admission and accounting are checked, and strictly: a wrong type is rejected here, with the
-same response whether or not the client streams. The runtime checks everything else. An explicit null is "not given";
-unknown members pass.
+Only members that decide admission and accounting are checked, and strictly: a wrong type is rejected here, streaming or
+not. The runtime checks everything else. An explicit null is "not given"; unknown members pass.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ def parse(route: ApiRoute, body: bytes) -> ParsedRequest:
     """Reads `body`.
 
     Raises:
-        RequestError: it is not a JSON object in UTF-8, or a member that the gateway needs breaks a rule; `field` names
-        it.
+        RequestError: it is not a JSON object in UTF-8, or the member `field` breaks a rule that matters here.
     """
     document = parse_object(body)
     prompts, text, token_ids, longest = (_prompt if route is ApiRoute.COMPLETIONS else _messages)(document)
@@ -94,8 +92,7 @@ def parse(route: ApiRoute, body: bytes) -> ParsedRequest:
 
 
 def _max_tokens(document: dict[str, Any], route: ApiRoute) -> int | None:
-    """The effective limit. `max_completion_tokens` belongs to chat; both given must agree, so that no limit is silently
-    dropped."""
+    """The effective limit. `max_completion_tokens` belongs to chat; if both are given they must agree."""
     old = _whole(document, "max_tokens", 0, None)
     if route is ApiRoute.COMPLETIONS:
         return old

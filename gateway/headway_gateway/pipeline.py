@@ -1,8 +1,6 @@
-"""The path of a request: authenticate, parse, classify, admit, wait for a grant, send to the chosen replica, stream,
-account.
+"""The path of a request: authenticate, parse, classify, admit, wait for a grant, send to a replica, stream, account.
 
-`Pipeline.serve` is that path. The rest makes sure that every end of a request answers the client and is
-counted.
+`Pipeline.serve` is that path. The rest answers the client and counts the request, however it ends.
 """
 
 from __future__ import annotations
@@ -41,8 +39,7 @@ MAX_RESETS = 2
 
 
 class Pipeline:
-    """Serves requests of the two completion routes. `keys` gives the keys in force, None if everybody may send;
-    `clock` is the event loop's, seconds."""
+    """Serves the two completion routes. `keys` gives the keys in force, None if everybody may send."""
 
     def __init__(
         self,
@@ -89,8 +86,7 @@ class Pipeline:
             self._count_unclassified(rejected)
             raise rejected from error
         except (RequestFailed, RequestStopped) as error:
-            # Not "from" itself: a cycle would keep what the frames hold, the body above all, until some collection of
-            # garbage.
+            # Not "from" itself: a cycle would keep the frames, and with them the body, until garbage is collected.
             self._count_unclassified(error)
             raise
         request = self._admission_request(pool, priority_class, caller, parsed, client_request)
@@ -108,8 +104,7 @@ class Pipeline:
                 grant = await pool.dispatcher.reacquire(request, failed, record.set_queued)
 
     async def _parse(self, client_request: ClientRequest, route: ApiRoute, body: bytes) -> ParsedRequest:
-        """Large bodies are parsed in one thread, one after another, so that they delay only each other; a body whose
-        client has left is not parsed.
+        """Large bodies are parsed one by one in one thread, so they delay only each other; none whose client has left.
 
         Raises RequestError, RequestStopped.
         """

@@ -152,8 +152,7 @@ class Pools:
         """The pool that serves `model`.
 
         Raises:
-            RequestFailed: 404 when none does; 503 when that cannot be known yet, because some pool's replicas have not
-            said what they serve.
+            RequestFailed: 404 when none does; 503 while some pool's replicas have not said what they serve.
         """
         models = self.models()
         if model in models:
@@ -174,8 +173,7 @@ class Pools:
 
     @property
     def state(self) -> ReplicaState:
-        """This gateway's own state: starting until every address that it knew at first was probed once, since before
-        that no request could be served."""
+        """Starting until every address known at first was probed once: before that no request could be served."""
         if self.draining:
             return ReplicaState.DRAINING
         probed = self._initial is not None and all(pool.replicas.probed.is_set() for pool in self._initial)

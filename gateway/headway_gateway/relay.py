@@ -1,7 +1,6 @@
 """One attempt at one replica: sends the request, relays the response byte for byte, and tells a listener what it says.
 
-Until `ClientRequest.started` nothing has reached the client, so that another replica may still take over after a
-failure: the pipeline decides that.
+Until `ClientRequest.started` nothing has reached the client, so the pipeline may still try another replica.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ class UpstreamAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """Relays responses. `first_byte_hold`: seconds that the first bytes of a stream wait for content, so that another
-    replica can still take over. `clock` is the event loop's."""
+    """Relays responses. `first_byte_hold`: seconds that a stream's first bytes wait for content; see `StreamRelay`."""
 
     upstream: Upstream
     first_byte_hold: float

@@ -29,8 +29,7 @@ log = logging.getLogger("headway.gateway.replicas")
 
 RESOLVE_SECONDS = 2.0
 VANISHED_SECONDS = 30.0
-"""How long an address that DNS no longer names is kept while it answers: resolvers cache answers that long, and an
-answer can be partial."""
+"""How long an address that DNS no longer names is kept while it answers: an answer can be old, or partial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +240,7 @@ class Replicas:
         self._changed()
 
     def _name(self, watched: _Watched, report: RuntimeReport) -> str:
-        """The reported id, made unique when another address reports it too: two replicas must never be tracked as
-        one."""
+        """The reported id, made unique when another address reports it too: two replicas are never tracked as one."""
         for other in self._watched.values():
             if other is not watched and other.replica_id == report.replica_id and not other.unreachable:
                 return f"{report.replica_id}@{watched.address.host}:{watched.address.port}"

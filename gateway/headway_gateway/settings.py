@@ -61,16 +61,14 @@ class Settings:
     max_queue_requests: int = 1000
     """Per pool; beyond it, requests are shed with `queue_full`."""
     max_queue_bytes: int = 256 * 1024 * 1024
-    """Bodies that wait in the queue of a pool; and as much again, of all pools, for large ones that are on their way
-    in."""
+    """Bodies that wait in the queue of a pool; and as much again, of all pools, for large bodies still arriving."""
     max_body_bytes: int = MAX_BODY_BYTES
     body_timeout: float = 30.0
     """Longest silence within an upload, and the time that any upload has before it must reach 1 KiB/s in all."""
     request_timeout: float = 600.0
     drain_seconds: float = 30.0
     keep_alive: float = 75.0
-    """Idle client connections; longer than the pools of the clients and proxies in front (most keep theirs 60 s or
-    less)."""
+    """Idle client connections; longer than the pools of clients and proxies in front (most use 60 s or less)."""
     poll_interval: float = 0.5
     first_byte_hold: float = 15.0
     """No byte of a stream goes out before its first content for this long: until then another replica can take over."""
@@ -81,8 +79,7 @@ class Settings:
 
 
 def parse(arguments: Sequence[str]) -> Settings:
-    """The command line as `Settings`. Exits with status 2 and one clear sentence when something in it cannot be
-    honoured."""
+    """The command line as `Settings`. Exits with status 2 and one clear sentence when it cannot be honoured."""
     parser = _parser()
     given = parser.parse_args(arguments)
     pools: list[Pool] = []

@@ -1,8 +1,6 @@
-"""A runtime's event stream, cut into whole events: what passes to the client, what is the gateway's own, and what is
-content.
+"""A runtime's event stream, cut into whole events: which pass to the client, and which have content.
 
-Bytes in, bytes out, no I/O. Events pass unchanged and whole (so that an error can always follow one), except the
-comment that the gateway itself requested.
+Bytes in, bytes out, no I/O. Events pass unchanged and whole; the usage comment, which the gateway asked for, does not.
 """
 
 from __future__ import annotations

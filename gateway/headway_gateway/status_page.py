@@ -1,7 +1,6 @@
 """The page at /: objectives against what happened, over the last minute, per class and replica.
 
-One HTML file without a build step or outside assets, and the document that it polls. Nothing in either is a secret: no
-keys, no prompts.
+One HTML file without a build step or outside assets, and the document that it polls. Neither holds a secret.
 """
 
 from __future__ import annotations

@@ -42,8 +42,7 @@ class ResponseListener(Protocol):
 
 
 class StreamRelay:
-    """Holds everything back until the first content, for at most `first_byte_hold` seconds from the request's arrival:
-    then what there is goes out, with keep-alives after it.
+    """Holds everything back until the first content, but at most `first_byte_hold` seconds, then sends keep-alives.
 
     `status` and `headers` are the replica's. Close it, however the stream ends.
     """

@@ -1,5 +1,4 @@
-"""Requests to replicas: persistent connections, raw bytes both ways, and failures sorted by what may be done about
-them.
+"""Requests to replicas: persistent connections, raw bytes both ways, and failures sorted by their remedy.
 
 It knows nothing of admission, pools or objectives. The pipeline decides which replica, and whether to try another.
 """
@@ -38,16 +37,14 @@ _CONNECTION_SCOPED = frozenset(
     }
 )
 _DROPPED = _CONNECTION_SCOPED | {name.encode() for name in INTERNAL_HEADERS} | {REQUEST_ID.encode()}
-"""Of a runtime's headers: what belongs to that connection, what the gateway's own server writes, and what is
-internal."""
+"""Not passed on to clients: headers of the runtime's connection, those the gateway's server writes, internal ones."""
 
 HostPort = tuple[str, int]
 """IP address and port."""
 
 
 class UpstreamResponse:
-    """A replica's answer: status and headers now, the body as it comes. Leave the context to give the connection back
-    or drop it."""
+    """A replica's answer: status and headers now, the body as it comes. Leaving the context frees the connection."""
 
     def __init__(self, connection: HttpConnection, done: Callable[[], None]) -> None:
         self._connection = connection
@@ -72,8 +69,7 @@ class UpstreamResponse:
         return [(name, value) for name, value in headers if name not in _DROPPED and name not in named]
 
     async def read(self) -> bytes:
-        """All that has arrived since the last call, at least one byte; empty at the end. Raises UpstreamError: the
-        replica broke off."""
+        """What has arrived since the last call; empty at the end. Raises UpstreamError: the replica broke off."""
         return await self._connection.read()
 
     async def read_all(self) -> bytes:
@@ -114,8 +110,7 @@ class Upstream:
         return await self._send(address, (head, body))
 
     async def get(self, address: HostPort, path: str, timeout_seconds: float) -> tuple[int, bytes]:
-        """A small document from a control port: status and body. Raises UpstreamError; TimeoutError after
-        `timeout_seconds`."""
+        """A control port's document: status and body. Raises UpstreamError; TimeoutError after `timeout_seconds`."""
         async with asyncio.timeout(timeout_seconds):
             request = (
                 f"GET {path} HTTP/1.1\r\nhost: {_authority(address)}\r\naccept-encoding: identity\r\n\r\n".encode()

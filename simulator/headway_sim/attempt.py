@@ -15,8 +15,7 @@ from headway_sim.traces import TraceRequest
 
 @dataclass(slots=True)
 class Attempt:
-    """One offered request, from arrival to its end. Instants in seconds of the virtual clock, as the client sees
-    them."""
+    """One offered request, from arrival to its end. Instants in seconds of the virtual clock, at the client."""
 
     number: int
     request: TraceRequest
@@ -84,8 +83,7 @@ class Attempt:
 
     @property
     def tpot_kept(self) -> bool | None:
-        """Its tokens met the TPOT target; None when its class has none, or the answer is one token, which has no
-        pace."""
+        """Its tokens met the TPOT target; None without a target, or when the answer is one token."""
         objective = self.priority_class.objectives.tpot
         if objective is None or self.request.output_tokens < 2:
             return None

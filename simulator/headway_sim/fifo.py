@@ -1,8 +1,7 @@
 """The smallest model of admission: one prefill server, first come first served, and the real rules before it.
 
-It is simple enough to be compared with the exact optimum (`optimum.most_on_time`): a request is on time when its work,
-prompt tokens / C, ends within the target of its arrival. Requests wait in the gateway's queue; the server takes one at
-a time.
+It can be compared with the exact optimum (`optimum.most_on_time`): a request is on time when its work, prompt tokens /
+C, ends within the target of its arrival. Requests wait in the gateway's queue; the server takes one at a time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The clairvoyant bound: the most requests that one server can finish on time, all arrivals known beforehand.
 
-With one slack for all (deadline = arrival + slack) release times and deadlines are agreeable, and Moore's rule with
-release times is exact (Kise, Ibaraki, Mine: "A solvable case of the one-machine scheduling problem with ready and due
-times", Operations Research 26, 1978): take requests in order of arrival; when one would be late, drop from the current
-busy period the one whose removal brings the end forward most. Removing k brings it forward by min(work of k, least wait
-among those after k), since idle time cannot be used again.
+With one slack for all (deadline = arrival + slack), Moore's rule with release times is exact (Kise, Ibaraki, Mine: "A
+solvable case of the one-machine scheduling problem with ready and due times", Operations Research 26, 1978): take
+requests in order of arrival; when one would be late, drop from the current busy period the one whose removal brings the
+end forward most. Removing k brings it forward by min(work of k, least wait among those after k).
 """
 
 from __future__ import annotations

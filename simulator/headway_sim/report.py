@@ -17,8 +17,7 @@ from headway_sim.simulation import SimulationRun
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """One group of requests. Shares are over all offered: shed and failed ones are misses. None: nothing to tell
-    from."""
+    """One group of requests. Shares are over all offered: shed and failed ones are misses. None: nothing to count."""
 
     offered: int
     admitted: int

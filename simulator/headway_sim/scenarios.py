@@ -23,11 +23,10 @@ _MOST_IN_A_FLOOD = 200_000
 
 
 def capacity(lengths: Sequence[TraceRequest], config: SimulationConfig, seconds: float = 20.0) -> float:
-    """Prompt tokens per second that these replicas get through when more waits than they can serve, decodes of the same
-    requests beside.
+    """Prompt tokens per second of these replicas when more waits than they can serve, beside the requests' decodes.
 
-    The first third is left out: slots fill before answers start to end. `lengths` are repeated, without the heads that
-    they share, until they hold more work than fits into `seconds`.
+    The first third is left out: slots fill before answers start to end. `lengths` are repeated, without their shared
+    heads, to more work than fits into `seconds`.
 
     Raises:
         InvalidInput: no request fits into the replicas' KV pools, or no flood is too much for them.
@@ -61,8 +60,7 @@ def _flooded(flood: Sequence[TraceRequest], config: SimulationConfig, until: flo
 def alternating(
     lengths: Sequence[TraceRequest], rates: tuple[float, ...], period: float, cycles: int, seed: int = 0
 ) -> list[TraceRequest]:
-    """Poisson arrivals at the first rate for `period` seconds, then at the next, and so on, over and over; lengths in
-    the order given, again and again."""
+    """Poisson arrivals at each rate in turn for `period` seconds, over and over; `lengths` in order, repeated."""
     rng = random.Random(seed)
     trace: list[TraceRequest] = []
     end = period * len(rates) * cycles

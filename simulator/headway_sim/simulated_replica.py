@@ -1,5 +1,4 @@
-"""One simulated replica: the real scheduler, the real rates, and an executor whose iterations take as long as a
-step-time model says."""
+"""One simulated replica: the real scheduler and rates, and iterations as long as a step-time model says."""
 
 from __future__ import annotations
 

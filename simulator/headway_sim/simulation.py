@@ -1,8 +1,7 @@
 """`simulate`: a trace through the real admission and the real schedulers, under a virtual clock.
 
-The gateway side is `headway_core.admission.PoolAdmission`, asked exactly as a gateway asks it; the replicas are
-`simulated_replica.SimulatedReplica`. Between them lies half a round trip each way. Load reports are polled, and ride on
-responses.
+The gateway side is `headway_core.admission.PoolAdmission`; the replicas are `simulated_replica.SimulatedReplica`, half
+a round trip away. Load reports are polled, and ride on responses.
 """
 
 from __future__ import annotations
@@ -98,8 +97,7 @@ def simulate(
     config: SimulationConfig = SimulationConfig(),
     progress: Callable[[float], None] | None = None,
 ) -> SimulationRun:
-    """Runs the trace; the same arguments give the same run. `progress` is called with the share of its requests that
-    have come, as they come."""
+    """Runs the trace; equal arguments give equal runs. `progress` gets the share of the requests that have come."""
     return _Simulation(trace, config, progress).run()
 
 

@@ -1,9 +1,7 @@
-"""Made-up traces with the statistics of the published ones: lengths by their quantiles, gaps by theirs, prefixes by
-their share.
+"""Made-up traces with the statistics of the published ones: quantiles of lengths and gaps, and shares of prefixes.
 
 Use them where the files are not at hand (they are not part of this project). Correlations between neighbours are not
-imitated: in the published traces lengths show next to none. Gaps do in the code trace: its bursts come from short gaps
-that follow short gaps.
+imitated, since lengths show next to none; only the code trace has them: its short gaps follow short gaps.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One published trace in numbers: quantiles of lengths (tokens) and of gaps (seconds) at `_AT`, and the rate they
-    gave."""
+    """One published trace: its rate, and at the quantiles `_AT` its lengths (tokens) and gaps (seconds)."""
 
     rate: float
     prompt: tuple[float, ...]

@@ -1,5 +1,4 @@
-"""Request traces: when requests came, how long prompts and answers were, which heads they shared. Read here, made in
-`synthetic`.
+"""Request traces: when requests came, how long prompts and answers were, and which prompts share their heads.
 
 Formats: the Azure LLM inference trace 2023 (CSV: TIMESTAMP, ContextTokens, GeneratedTokens; CC-BY 4.0, Splitwise, ISCA
 2024) and the Mooncake trace (JSON lines: timestamp in ms, input_length, output_length, hash_ids, one per 512 tokens;
@@ -26,8 +25,7 @@ MOONCAKE_BLOCK = 512
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request of a trace. `at` in seconds from its start; `prefix` one id per `MOONCAKE_BLOCK` tokens: equal heads,
-    equal ids."""
+    """One request. `at`: seconds from the trace's start; `prefix`: one per `MOONCAKE_BLOCK` tokens: equal heads, equal ids."""
 
     at: float
     prompt_tokens: int
