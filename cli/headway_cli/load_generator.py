@@ -79,42 +79,9 @@ class BenchTarget:
 
 
 _WORDS = (
-    "river",
-    "stone",
-    "lamp",
-    "green",
-    "walk",
-    "letter",
-    "window",
-    "quiet",
-    "paper",
-    "north",
-    "garden",
-    "seven",
-    "market",
-    "table",
-    "winter",
-    "orange",
-    "bridge",
-    "simple",
-    "music",
-    "evening",
-    "train",
-    "island",
-    "copper",
-    "number",
-    "forest",
-    "silver",
-    "button",
-    "yellow",
-    "travel",
-    "mirror",
-    "kitchen",
-    "autumn",
-    "pencil",
-    "harbor",
-    "valley",
-    "morning",
+    "river stone lamp green walk letter window quiet paper north garden seven market table winter orange bridge "
+    "simple music evening train island copper number forest silver button yellow travel mirror kitchen autumn "
+    "pencil harbor valley morning"
 )
 
 
@@ -140,11 +107,11 @@ class PromptWriter:
 
     def text(self, words: int, number: int) -> str:
         """`words` words; `number` makes the beginning unique."""
-        picked = []
+        picked, choice = [], _WORDS.split()
         state = number * 2654435761 % 2**32
         for _ in range(words):
             state = (state * 1664525 + 1013904223) % 2**32
-            picked.append(_WORDS[(state >> 16) % len(_WORDS)])
+            picked.append(choice[(state >> 16) % len(choice)])
         return " ".join(picked)
 
 
@@ -216,7 +183,9 @@ async def _send(
     if target.ignore_eos:
         body["ignore_eos"] = True
     try:
-        async with session.post(f"{target.url}/v1/chat/completions", json=body, headers=_headers(target)) as response:
+        async with session.post(
+            f"{target.url}/v1/chat/completions", json=body, headers=_headers(target.api_key)
+        ) as response:
             record.status = response.status
             if response.status != 200:
                 record.shed_reason = response.headers.get("x-headway-shed-reason")
@@ -275,7 +244,7 @@ async def learn_prompt_length(target: BenchTarget, writer: PromptWriter) -> None
             }
             try:
                 async with session.post(
-                    f"{target.url}/v1/chat/completions", json=body, headers=_headers(target)
+                    f"{target.url}/v1/chat/completions", json=body, headers=_headers(target.api_key)
                 ) as response:
                     text = await _answer(response, "a first request")
                     counts.append((words, int(json.loads(text)["usage"]["prompt_tokens"])))
@@ -293,12 +262,11 @@ async def first_model(url: str, api_key: str | None) -> tuple[str, int | None]:
     Raises:
         ConnectionError: the endpoint cannot be reached, refuses, or lists no model.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     text = ""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
-            session.get(f"{url}/v1/models", headers=headers) as response,
+            session.get(f"{url}/v1/models", headers=_headers(api_key)) as response,
         ):
             text = await _answer(response, "GET /v1/models")
         models = json.loads(text)["data"]
@@ -335,5 +303,5 @@ def _shown(text: str) -> str:
     return repr(line[:200] + ("…" if len(line) > 200 else ""))
 
 
-def _headers(target: BenchTarget) -> dict[str, str]:
-    return {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+def _headers(api_key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}

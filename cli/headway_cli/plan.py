@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from headway_core.contract.policy import Knobs
@@ -14,6 +14,7 @@ from headway_core.contract.reports import Mix, RuntimeReport
 from headway_core.errors import InvalidInput
 from headway_core.formatting import format_seconds
 from headway_core.planning.capacity import Binding, ReplicaCapacity, Workload, step_seconds
+from headway_core.planning.conditions import Condition
 from headway_core.planning.plan import Memory, Plan, plan
 from headway_core.planning.scaling import ScaleMemory
 from headway_core.planning.snapshot import Demand, ObservedReplica, Phase, Snapshot, Traffic
@@ -263,15 +264,12 @@ def _iteration(inputs: PlanInput, load: Workload | None, capacity: ReplicaCapaci
 
 
 def _conditions(found: Plan) -> list[str]:
-    shown = [condition for condition in found.conditions if condition.type in ("Feasible", "WithinBounds")]
     words = {True: "True", False: "False", None: "Unknown"}
-    return [
-        "",
-        *(
-            f"{condition.type} {words[condition.status]} ({condition.reason}): {condition.message}"
-            for condition in shown
-        ),
-    ]
+    return ["", *(f"{one.type} {words[one.status]} ({one.reason}): {one.message}" for one in _shown(found))]
+
+
+def _shown(found: Plan) -> list[Condition]:
+    return [condition for condition in found.conditions if condition.type in ("Feasible", "WithinBounds")]
 
 
 def document(inputs: PlanInput, found: Plan) -> dict[str, object]:
@@ -287,14 +285,5 @@ def document(inputs: PlanInput, found: Plan) -> dict[str, object]:
         "binding": capacity.binding.value if capacity else None,
         "knobsMessage": found.knob_plan.message,
         "replicasMessage": found.replicas_message,
-        "conditions": [
-            {
-                "type": condition.type,
-                "status": condition.status,
-                "reason": condition.reason,
-                "message": condition.message,
-            }
-            for condition in found.conditions
-            if condition.type in ("Feasible", "WithinBounds")
-        ],
+        "conditions": [asdict(condition) for condition in _shown(found)],
     }

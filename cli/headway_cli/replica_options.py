@@ -31,8 +31,7 @@ def add_replica_options(parser: argparse.ArgumentParser, sources: str) -> None:
         "--coefficients",
         metavar="a,b,d,e",
         help="an iteration takes a + b·(prefill tokens) + d·(decoding sequences) + e·(context tokens) seconds: "
-        "what `headway calibrate` "
-        "prints and `headway-runtime --pace` takes",
+        "what `headway calibrate` prints and `headway-runtime --pace` takes",
     )
     group.add_argument("--max-num-seqs", type=int, metavar="N", help="the most sequences it is started with")
     group.add_argument("--prefill-token-budget", type=int, metavar="N", help="the most prefill tokens in one iteration")

@@ -21,8 +21,7 @@ from headway_core.planning.traffic_window import TrafficWindow
 
 SOURCES = (
     "the control port (http://HOST:8001) of a runtime, or of a gateway for all replicas behind it; or a file "
-    "that `headway calibrate` "
-    "or GET /load gave; may be repeated"
+    "that `headway calibrate` or GET /load gave; may be repeated"
 )
 _POLL = 1.0
 
@@ -107,8 +106,7 @@ def _get(client: httpx.Client, source: str, path: str) -> bytes:
     if response.status_code != 200:
         raise InvalidInput(
             f"--from {source}: answers {response.status_code} to GET {path}: give the control port, which is "
-            "8001 unless "
-            "--control-port says otherwise"
+            "8001 unless --control-port says otherwise"
         )
     return response.content
 

@@ -67,24 +67,10 @@ class LocalStack:
     def _runtime_arguments(self, name: str) -> list[str]:
         settings, endpoint = self.settings, self.endpoints[name]
         return [
-            *(
-                "headway_runtime",
-                "--model",
-                str(settings.model),
-                "--pool",
-                settings.slo.target_name,
-                "--replica-id",
-                name,
-            ),
+            *("headway_runtime", "--model", str(settings.model), "--pool", settings.slo.target_name),
+            *("--replica-id", name, "--policy", str(self.policies)),
             *("--host", endpoint.host, "--port", str(endpoint.port), "--control-port", str(endpoint.control_port)),
-            *(
-                "--policy",
-                str(self.policies),
-                "--threads",
-                str(settings.threads),
-                "--drain-seconds",
-                str(settings.drain_seconds),
-            ),
+            *("--threads", str(settings.threads), "--drain-seconds", str(settings.drain_seconds)),
             *settings.runtime_arguments,
         ]
 

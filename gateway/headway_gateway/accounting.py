@@ -72,29 +72,8 @@ class DurationHistogram:
         self._pending.clear()
 
 
-EDGES = (
-    -60.0,
-    -30.0,
-    -10.0,
-    -5.0,
-    -2.0,
-    -1.0,
-    -0.5,
-    -0.25,
-    -0.1,
-    -0.05,
-    0.0,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-)
+_STEPS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+EDGES = (*(-step for step in reversed(_STEPS)), 0.0, *_STEPS)
 """Upper bounds of the buckets of a signed error, seconds."""
 
 

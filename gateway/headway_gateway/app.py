@@ -18,6 +18,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from headway_core.contract import documents, http, reports
 from headway_edge.client_connection import ClientConnection
 from headway_edge.policy_watcher import PolicyWatcher
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from headway_gateway import error_responses, openapi, status_page
@@ -26,7 +27,7 @@ from headway_gateway.error_responses import ErrorResponse, RequestFailed
 from headway_gateway.gateway_reporter import GatewayReporter
 from headway_gateway.key_watcher import KeyWatcher
 from headway_gateway.keys import KeyRing
-from headway_gateway.metrics import CONTENT_TYPE, CountersCollector, Exposition
+from headway_gateway.metrics import CountersCollector, Exposition
 from headway_gateway.parsed_request import ApiRoute
 from headway_gateway.pipeline import Pipeline
 from headway_gateway.pools import Pools
@@ -156,7 +157,7 @@ def control_app(gateway: Gateway) -> FastAPI:
     @app.get(http.PATH_METRICS)
     async def metrics() -> Response:
         """Prometheus metrics."""
-        return Response(gateway.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(gateway.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return app
 

@@ -100,9 +100,8 @@ def hash_key(arguments: Sequence[str]) -> int:
         parser.error(
             f"a key has 16 to {_LONGEST_KEY} ASCII characters and no spaces: short ones can be guessed from their hash"
         )
-    line = f"{given.tenant}  sha256:{hashlib.sha256(key.encode()).hexdigest()}" + (
-        f"  {given.classes}" if given.classes else ""
-    )
+    line = f"{given.tenant}  sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+    line += f"  {given.classes}" if given.classes else ""
     try:
         parse_keys({"line": line.encode()})
     except InvalidInput:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from headway_core.contract import header_names, metric_names
 from headway_core.histogram import GROWTH, SMALLEST
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -20,7 +20,6 @@ from headway_gateway.accounting import EDGES, ClassCounters, DurationHistogram, 
 from headway_gateway.pools import Pools
 
 Names = metric_names.Metric
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _EVERY = 4
 """Every fourth edge of the log buckets is exported (a factor of 1.36); the load report has all. Attainment is exact."""
@@ -55,12 +54,9 @@ class CountersCollector(Collector):
         retries = CounterMetricFamily(Names.RETRIES, "Offered requests that a client marked as retries.", labels=labels)
         requests = CounterMetricFamily(Names.REQUESTS, "Requests by how they ended.", labels=[*labels, "outcome"])
         shed = CounterMetricFamily(Names.SHED, "Requests that were not served, by reason.", labels=[*labels, "reason"])
-        attained = CounterMetricFamily(
-            Names.SLO_ATTAINED, "Requests that met the objective.", labels=[*labels, "objective"]
-        )
-        judged = CounterMetricFamily(
-            Names.SLO_JUDGED, "Requests that were judged by the objective.", labels=[*labels, "objective"]
-        )
+        of_one = [*labels, "objective"]
+        attained = CounterMetricFamily(Names.SLO_ATTAINED, "Requests that met the objective.", labels=of_one)
+        judged = CounterMetricFamily(Names.SLO_JUDGED, "Requests that were judged by the objective.", labels=of_one)
         for pool, name, counters in self._class_counters():
             offered.add_metric([pool, name], counters.offered)
             retries.add_metric([pool, name], counters.retries)
@@ -81,10 +77,10 @@ class CountersCollector(Collector):
         revision = GaugeMetricFamily(Names.POLICY_REVISION, "Revision of the policy in force.", labels=["pool"])
         age = GaugeMetricFamily(Names.POLICY_AGE, "Seconds since a good policy was last read.", labels=["pool"])
         ready = GaugeMetricFamily(
-            "headway_ready_replicas", "Replicas that a request could be sent to now.", labels=["pool"]
+            Names.READY_REPLICAS, "Replicas that a request could be sent to now.", labels=["pool"]
         )
         saturated = GaugeMetricFamily(
-            "headway_saturated", "1 when more work is offered than the pool can carry.", labels=["pool"]
+            Names.SATURATED, "1 when more work is offered than the pool can carry.", labels=["pool"]
         )
         now = self._now()
         for pool in self._pools:

@@ -31,7 +31,6 @@ class ParsedRequest:
 
     route: ApiRoute
     model: str
-    stream: bool
     choices: int
     """Choices in the response: n times the number of prompts."""
     text: bytes
@@ -40,7 +39,6 @@ class ParsedRequest:
     """Exact prompt length when it came as token ids; None when it is text."""
     longest_prompt: int
     """Tokens that the longest prompt has at least: exact for token ids, 1 for text."""
-    max_tokens: int | None
     service_tier: str | None
     body: bytes
 
@@ -77,25 +75,24 @@ def parse(route: ApiRoute, body: bytes) -> ParsedRequest:
     tier = document.get("service_tier")
     if tier is not None and not isinstance(tier, str):
         raise _invalid("service_tier", "a string", tier)
+    _check_max_tokens(document, route)
     return ParsedRequest(
         route=route,
         model=model,
-        stream=bool(stream),
         choices=_choices(document, prompts),
         text=text,
         token_ids=token_ids,
         longest_prompt=longest,
-        max_tokens=_max_tokens(document, route),
         service_tier=tier,
         body=body,
     )
 
 
-def _max_tokens(document: dict[str, Any], route: ApiRoute) -> int | None:
-    """The effective limit. `max_completion_tokens` belongs to chat; if both are given they must agree."""
+def _check_max_tokens(document: dict[str, Any], route: ApiRoute) -> None:
+    """`max_completion_tokens` belongs to chat; if both limits are given they must agree."""
     old = _whole(document, "max_tokens", 0, None)
     if route is ApiRoute.COMPLETIONS:
-        return old
+        return
     new = _whole(document, "max_completion_tokens", 0, None)
     if old is not None and new is not None and old != new:
         raise RequestError(
@@ -103,7 +100,6 @@ def _max_tokens(document: dict[str, Any], route: ApiRoute) -> int | None:
             "max_completion_tokens",
             "invalid_value",
         )
-    return new if new is not None else old
 
 
 def _choices(document: dict[str, Any], prompts: int) -> int:

@@ -23,7 +23,7 @@ from headway_gateway.body_budget import BodyBudget, BodyReservation
 from headway_gateway.classification import classify
 from headway_gateway.client_request import ClientRequest, Receive, RequestStopped, Scope, Send, StopCause
 from headway_gateway.dispatcher import Grant
-from headway_gateway.error_responses import ErrorResponse, RequestFailed
+from headway_gateway.error_responses import RequestFailed
 from headway_gateway.http_connection import UpstreamError, UpstreamFailure
 from headway_gateway.keys import ANYBODY, Caller, KeyRing
 from headway_gateway.parsed_request import ApiRoute, ParsedRequest
@@ -197,8 +197,7 @@ class Pipeline:
             RequestFailed: there is no other attempt: part of a response was sent, or enough replicas have failed.
         """
         if grant.failed:
-            request_id = client_request.request_id.decode("latin-1")
-            pool.failures.failed(grant.replica_id, error, request_id, self._clock())
+            pool.failures.failed(grant.replica_id, error, client_request.request_id.decode("latin-1"), self._clock())
         if client_request.started:
             raise RequestFailed(error_responses.upstream_failed(), "upstream_error") from error
         attempts = client_request.failed_attempts
@@ -210,9 +209,7 @@ class Pipeline:
             or len(failures) > MAX_ATTEMPTS
         ):
             raise RequestFailed(error_responses.upstream_failed(), "upstream_error") from error
-        return [
-            replica_id for replica_id, failure in client_request.failed_attempts if failure is not UpstreamFailure.STALE
-        ]
+        return [replica_id for replica_id, failure in attempts if failure is not UpstreamFailure.STALE]
 
     def _class_header(self, client_request: ClientRequest) -> str | None:
         if not self._settings.trust_class_header:
@@ -251,12 +248,9 @@ class Pipeline:
             # It does not read, so an error would not reach it either.
             await client_request.abort()
             return
-        await client_request.send_error(self._stop_response(cause))
-
-    def _stop_response(self, cause: StopCause) -> ErrorResponse:
-        if cause is StopCause.TIMEOUT:
-            return error_responses.timed_out(self._settings.request_timeout)
-        return error_responses.going_away()
+        late = cause is StopCause.TIMEOUT
+        limit = self._settings.request_timeout
+        await client_request.send_error(error_responses.timed_out(limit) if late else error_responses.going_away())
 
     async def watch_clients(self) -> None:
         """Stops the requests of clients that take nothing, until cancelled."""

@@ -81,12 +81,7 @@ class Relay:
     async def _stream(self, response: UpstreamResponse, attempt: UpstreamAttempt) -> None:
         listener = attempt.listener
         stream = StreamRelay(
-            attempt.client_request,
-            listener,
-            response.status,
-            response.passed_on(),
-            first_byte_hold=self.first_byte_hold,
-            clock=self.clock,
+            attempt.client_request, listener, response.status, response.passed_on(), self.first_byte_hold, self.clock
         )
         try:
             rest = await response.pump(stream.feed, attempt.client_request.caught_up)

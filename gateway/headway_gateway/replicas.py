@@ -32,20 +32,12 @@ VANISHED_SECONDS = 30.0
 """How long an address that DNS no longer names is kept while it answers: an answer can be old, or partial."""
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a replica may listen; `host` is an IP address."""
-
-    host: str
-    port: int
-    control_port: int
-
-
 @dataclass(slots=True)
 class _Watched:
     """What is known about one address."""
 
-    address: Address
+    address: Endpoint
+    """Where a replica may listen; `host` is an IP address."""
     poller: asyncio.Task[None] | None = None
     replica_id: str | None = None
     """The id of the replica that answers there, as the fleet knows it."""
@@ -81,7 +73,7 @@ class Replicas:
         self._gone = gone
         self._clock = clock
         self._endpoints: tuple[Endpoint, ...] = ()
-        self._watched: dict[Address, _Watched] = {}
+        self._watched: dict[Endpoint, _Watched] = {}
         self._changed_endpoints = asyncio.Event()
 
     def discover(self, endpoints: tuple[Endpoint, ...]) -> None:
@@ -141,13 +133,11 @@ class Replicas:
     # ------------------------------------------------------------ discovery
 
     async def _resolve(self) -> None:
-        named: set[Address] = set()
+        named: set[Endpoint] = set()
         unsure = False
         for endpoint in self._endpoints:
             try:
-                named.update(
-                    Address(host, endpoint.port, endpoint.control_port) for host in await resolve(endpoint.host)
-                )
+                named.update(dataclasses.replace(endpoint, host=host) for host in await resolve(endpoint.host))
             except OSError as error:
                 # A name that does not resolve now says nothing about those it named before.
                 unsure = True
@@ -159,7 +149,7 @@ class Replicas:
             self.probed.set()
         self._forget_missing(named, unsure, self._clock())
 
-    def _forget_missing(self, named: set[Address], unsure: bool, now: float) -> None:
+    def _forget_missing(self, named: set[Endpoint], unsure: bool, now: float) -> None:
         """Forgets the addresses that DNS has not named for long. `unsure`: some name could not be resolved."""
         for watched in list(self._watched.values()):
             if watched.address in named or unsure:

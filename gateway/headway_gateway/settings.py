@@ -83,7 +83,7 @@ def parse(arguments: Sequence[str]) -> Settings:
     parser = _parser()
     given = parser.parse_args(arguments)
     pools: list[Pool] = []
-    for text in given.pool:
+    for text in given.pools:
         try:
             pools.append(parse_pool(text))
         except ValueError as error:
@@ -101,27 +101,8 @@ def parse(arguments: Sequence[str]) -> Settings:
             f"--port and --control-port must differ, not both {given.port}: the control port is never exposed "
             "to clients"
         )
-    return Settings(
-        host=given.host,
-        port=given.port,
-        control_port=given.control_port,
-        pools=tuple(pools),
-        policy=given.policy,
-        keys=given.keys,
-        trust_class_header=given.trust_class_header,
-        admission_rule=given.admission_rule,
-        max_queue_requests=given.max_queue_requests,
-        max_queue_bytes=given.max_queue_bytes,
-        max_body_bytes=given.max_body_bytes,
-        body_timeout=given.body_timeout,
-        request_timeout=given.request_timeout,
-        drain_seconds=given.drain_seconds,
-        keep_alive=given.keep_alive,
-        poll_interval=given.poll_interval,
-        first_byte_hold=given.first_byte_hold,
-        stall_timeout=given.stall_timeout,
-        max_queue_time=given.max_queue_time,
-    )
+    given.pools = tuple(pools)
+    return Settings(**vars(given))
 
 
 def parse_pool(text: str) -> Pool:
@@ -164,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("what it serves")
     what.add_argument(
         "--pool",
+        dest="pools",
         action="append",
         default=[],
         metavar="NAME=HOST:PORT[/CONTROLPORT],...",
@@ -191,43 +173,33 @@ def _parser() -> argparse.ArgumentParser:
         help="let clients choose any class with x-headway-class; only behind a gateway of your own",
     )
     limits = parser.add_argument_group("limits")
-    for flag, kind, unit in (
-        ("max-queue-requests", whole_number(1), "N"),
-        ("max-queue-bytes", whole_number(1), "BYTES"),
-        ("max-body-bytes", whole_number(1), "BYTES"),
-        ("max-queue-time", seconds(0.01), "SECONDS"),
-        ("body-timeout", seconds(0.01), "SECONDS"),
-        ("request-timeout", seconds(0.01), "SECONDS"),
-        ("stall-timeout", seconds(0.01), "SECONDS"),
-        ("first-byte-hold", seconds(0.01), "SECONDS"),
-        ("drain-seconds", seconds(0.01), "SECONDS"),
-        ("keep-alive", seconds(0.01), "SECONDS"),
-        ("poll-interval", seconds(0.01), "SECONDS"),
+    count, duration = (whole_number(1), "N"), (seconds(0.01), "SECONDS")
+    size = (whole_number(1), "BYTES")
+    for flag, (kind, unit), what_for in (
+        ("max-queue-requests", count, "requests of one pool that may wait here"),
+        (
+            "max-queue-bytes",
+            size,
+            "bytes of request bodies of one pool that may wait here, and of large ones that are still on their way in",
+        ),
+        ("max-body-bytes", size, "largest request body; more is answered 413"),
+        ("max-queue-time", duration, "longest wait of a class whose policy names no maxQueueTime"),
+        ("body-timeout", duration, "longest silence within an upload; then 408"),
+        ("request-timeout", duration, "longest request, queue included; then 504"),
+        ("stall-timeout", duration, "a client that reads nothing for this long is cut off"),
+        ("first-byte-hold", duration, "how long a stream is held back so that another replica can take it over"),
+        ("drain-seconds", duration, "on SIGTERM: time for what runs and waits to finish"),
+        ("keep-alive", duration, "idle client connections are closed after this"),
+        ("poll-interval", duration, "between two load reports of a replica"),
     ):
-        limits.add_argument(
-            f"--{flag}",
-            type=kind,
-            metavar=unit,
-            default=getattr(default, flag.replace("-", "_")),
-            help=f"{_HELP[flag]} (default: %(default)s)",
-        )
+        value = getattr(default, flag.replace("-", "_"))
+        text = f"{what_for} (default: %(default)s)"
+        limits.add_argument(f"--{flag}", type=kind, metavar=unit, default=value, help=text)
     parser.add_argument(
-        "--workers", action=_Unsupported, nargs="?", help="not supported: one process per gateway, scale by replicas"
+        "--workers",
+        action=_Unsupported,
+        nargs="?",
+        default=argparse.SUPPRESS,
+        help="not supported: one process per gateway, scale by replicas",
     )
     return parser
-
-
-_HELP = {
-    "max-queue-requests": "requests of one pool that may wait here",
-    "max-queue-bytes": "bytes of request bodies of one pool that may wait here, and of large ones that are "
-    "still on their way in",
-    "max-body-bytes": "largest request body; more is answered 413",
-    "max-queue-time": "longest wait of a class whose policy names no maxQueueTime",
-    "body-timeout": "longest silence within an upload; then 408",
-    "request-timeout": "longest request, queue included; then 504",
-    "stall-timeout": "a client that reads nothing for this long is cut off",
-    "first-byte-hold": "how long a stream is held back so that another replica can take it over",
-    "drain-seconds": "on SIGTERM: time for what runs and waits to finish",
-    "keep-alive": "idle client connections are closed after this",
-    "poll-interval": "between two load reports of a replica",
-}

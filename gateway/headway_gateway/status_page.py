@@ -125,18 +125,13 @@ def _window(slo: PriorityClass, counters: ClassReport | None, before: ClassRepor
     ttft, tpot = LogHistogram(counters.ttft).since(before.ttft), LogHistogram(counters.tpot).since(before.tpot)
     gone = {name: count - before.outcomes.get(name, 0) for name, count in counters.outcomes.items()}
     missed = sum(gone.get(name, 0) for name in ("shed", "upstream_error", "timeout"))
-    judged = counters.judged.get("all", 0) - before.judged.get("all", 0) + missed
-    attained = counters.attained.get("all", 0) - before.attained.get("all", 0)
     objectives = slo.objectives
 
-    def attainment(objective: str) -> float | None:
-        """The share of the judged requests that met it."""
-        judged_by_it = counters.judged.get(objective, 0) - before.judged.get(objective, 0)
-        return (
-            (counters.attained.get(objective, 0) - before.attained.get(objective, 0)) / judged_by_it
-            if judged_by_it
-            else None
-        )
+    def attainment(objective: str, missed: int = 0) -> float | None:
+        """The share of the judged requests, and `missed` more, that met it."""
+        judged = counters.judged.get(objective, 0) - before.judged.get(objective, 0) + missed
+        met = counters.attained.get(objective, 0) - before.attained.get(objective, 0)
+        return met / judged if judged else None
 
     return {
         "rate": (counters.offered - before.offered) / seconds if seconds else None,
@@ -145,7 +140,7 @@ def _window(slo: PriorityClass, counters: ClassReport | None, before: ClassRepor
         "tpot": tpot.quantile((objectives.tpot.percentile if objectives.tpot else 95.0) / 100),
         "ttftAttainment": attainment("ttft"),
         "tpotAttainment": attainment("tpot"),
-        "attainment": attained / judged if judged else None,
+        "attainment": attainment("all", missed),
         "shed": gone.get("shed", 0),
         "failed": gone.get("upstream_error", 0) + gone.get("timeout", 0),
         "offered": counters.offered - before.offered,

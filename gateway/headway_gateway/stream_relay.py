@@ -69,7 +69,6 @@ class StreamRelay:
         listener: ResponseListener,
         status: int,
         headers: Sequence[Header],
-        *,
         first_byte_hold: float,
         clock: Callable[[], float],
     ) -> None:

@@ -21,20 +21,8 @@ _FORWARDED = (b"content-type", b"accept", b"user-agent", b"traceparent", b"trace
 """All that a runtime learns of a client's headers: never Authorization, Host or cookies."""
 
 _CONNECTION_SCOPED = frozenset(
-    {
-        b"connection",
-        b"content-length",
-        b"date",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-connection",
-        b"server",
-        b"set-cookie",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
+    b"connection content-length date keep-alive proxy-authenticate proxy-connection server set-cookie te trailer"
+    b" transfer-encoding upgrade".split()
 )
 _DROPPED = _CONNECTION_SCOPED | {name.encode() for name in INTERNAL_HEADERS} | {REQUEST_ID.encode()}
 """Not passed on to clients: headers of the runtime's connection, those the gateway's server writes, internal ones."""
@@ -67,10 +55,6 @@ class UpstreamResponse:
         headers = self._connection.headers
         named = {part.strip().lower() for name, value in headers if name == b"connection" for part in value.split(b",")}
         return [(name, value) for name, value in headers if name not in _DROPPED and name not in named]
-
-    async def read(self) -> bytes:
-        """What has arrived since the last call; empty at the end. Raises UpstreamError: the replica broke off."""
-        return await self._connection.read()
 
     async def read_all(self) -> bytes:
         """The whole body. Raises UpstreamError like `read`."""
@@ -145,14 +129,10 @@ class Upstream:
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: HttpConnection(self._lost), *address
                 )
-        except TimeoutError as error:
-            raise UpstreamError(
-                UpstreamFailure.UNREACHABLE, f"{_authority(address)} took no connection within {CONNECT_TIMEOUT:g} s"
-            ) from error
         except OSError as error:
-            raise UpstreamError(
-                UpstreamFailure.UNREACHABLE, f"{_authority(address)} takes no connection: {error}"
-            ) from error
+            late = f"took no connection within {CONNECT_TIMEOUT:g} s"
+            why = late if isinstance(error, TimeoutError) else f"takes no connection: {error}"
+            raise UpstreamError(UpstreamFailure.UNREACHABLE, f"{_authority(address)} {why}") from error
         self._all.add(connection)
         return connection
 

@@ -25,14 +25,10 @@ class Attempt:
     """By prompt length within the trace: 0 the shortest."""
     repeated: int = 0
     """How often its client had been told "not now" before."""
-    after: int | None = None
-    """The attempt that it repeats."""
     predicted: float | None = None
     """TTFT predicted at arrival, seconds, also when it was shed."""
     replica_id: str | None = None
     dispatched_at: float | None = None
-    priority: int | None = None
-    """That it was sent with."""
     shed: ShedReason | None = None
     shed_at: float | None = None
     retry_after: int | None = None

@@ -175,8 +175,7 @@ class _Fifo:
     def _start(self, request: Request, now: float) -> None:
         self.controller.admitted(request, now)
         index = request.request_id
-        slow = self.config.slowdown if index >= len(self.trace) // 2 else 1.0
-        work = self.works[index] * slow
+        work = self.works[index] * (self.config.slowdown if index >= len(self.trace) // 2 else 1.0)
         self.free_at = now + work
         self.expected_free = now + request.prompt_tokens / self.rate
         if self.config.slowdown != 1.0:

@@ -111,10 +111,6 @@ class SimulatedReplica:
             now,
         )
 
-    def cancel(self, number: int, now: float) -> None:
-        """Ends a request that nobody waits for any more."""
-        self._scheduler.cancel(number, now)
-
     def begin(self, now: float) -> float | None:
         """Starts an iteration if none is under way and there is something to compute; returns when it ends."""
         if self._running is not None:

@@ -131,8 +131,7 @@ class _Simulation:
         self._last_arrival = trace[-1].at
         for start in (*[0.0] * config.replicas, *config.starts):
             self._at(start, self._start_replica)
-        quartiles = _quartiles(trace)
-        for request, quartile in zip(trace, quartiles, strict=True):
+        for request, quartile in zip(trace, _quartiles(trace), strict=True):
             priority_class = self.rng.choices(config.classes, config.mix)[0]
             self._at(request.at, self._come, request, priority_class, quartile)
         for at, factor in config.slowdowns:
@@ -201,14 +200,14 @@ class _Simulation:
                 self._at(now + shed.retry_after, self._repeat, attempt)
         for dispatch in result.dispatches:
             attempt = self.attempts[dispatch.request.request_id]
-            attempt.dispatched_at, attempt.replica_id, attempt.priority = now, dispatch.replica_id, dispatch.priority
+            attempt.dispatched_at, attempt.replica_id = now, dispatch.replica_id
             self._at(now + self.config.round_trip / 2, self._submit, attempt, dispatch)
         if len(self.admission.queue) and not self._ticking:
             self._ticking = True
             self._at(now + POLL_SECONDS, self._tick)
 
     def _repeat(self, told: Attempt, now: float) -> None:
-        self._arrive(Attempt(-1, told.request, told.priority_class, now, told.quartile, told.repeated + 1, told.number))
+        self._arrive(Attempt(-1, told.request, told.priority_class, now, told.quartile, told.repeated + 1))
 
     def _tick(self, now: float) -> None:
         self._ticking = False

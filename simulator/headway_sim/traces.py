@@ -13,9 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median, pstdev
 
 from headway_core.errors import InvalidInput
 
@@ -25,7 +23,7 @@ MOONCAKE_BLOCK = 512
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request. `at`: seconds from the trace's start; `prefix`: one per `MOONCAKE_BLOCK` tokens: equal heads, equal ids."""
+    """One request. `at`: seconds from the trace's start; `prefix`: one id per `MOONCAKE_BLOCK`, shared heads equal."""
 
     at: float
     prompt_tokens: int
@@ -68,57 +66,6 @@ def at_rate(trace: Sequence[TraceRequest], rate: float) -> list[TraceRequest]:
 def mean_rate(trace: Sequence[TraceRequest]) -> float:
     """Requests per second from the first to the last."""
     return len(trace) / (trace[-1].at - trace[0].at)
-
-
-@dataclass(frozen=True, slots=True)
-class TraceStatistics:
-    """What a trace is known by; lengths in tokens."""
-
-    requests: int
-    rate: float
-    prompt: tuple[float, float, float]
-    """Mean, median, 99th percentile."""
-    output: tuple[float, float, float]
-    gap_cv: float
-    """Standard deviation of the inter-arrival times over their mean."""
-    busiest_second: float
-    """Requests in the busiest second over the mean of all seconds."""
-    prefix_hit: float
-    """Share of prompt tokens that an endless prefix cache would hold."""
-
-    @classmethod
-    def of(cls, trace: Sequence[TraceRequest]) -> TraceStatistics:
-        """The statistics of `trace`, which has at least three requests."""
-        gaps = [later.at - earlier.at for earlier, later in pairwise(trace)]
-        seconds: dict[int, int] = {}
-        for request in trace:
-            seconds[int(request.at)] = seconds.get(int(request.at), 0) + 1
-        return cls(
-            requests=len(trace),
-            rate=mean_rate(trace),
-            prompt=_lengths([request.prompt_tokens for request in trace]),
-            output=_lengths([request.output_tokens for request in trace]),
-            gap_cv=pstdev(gaps) / fmean(gaps),
-            busiest_second=max(seconds.values()) * (int(trace[-1].at) + 1) / len(trace),
-            prefix_hit=_ideal_hit(trace),
-        )
-
-
-def _lengths(values: list[int]) -> tuple[float, float, float]:
-    return fmean(values), median(values), sorted(values)[int(0.99 * (len(values) - 1))]
-
-
-def _ideal_hit(trace: Iterable[TraceRequest]) -> float:
-    seen: set[int] = set()
-    hit = total = 0
-    for request in trace:
-        known = 0
-        while known < len(request.prefix) and request.prefix[known] in seen:
-            known += 1
-        seen.update(request.prefix)
-        hit += min(known * MOONCAKE_BLOCK, request.prompt_tokens)
-        total += request.prompt_tokens
-    return hit / total
 
 
 def _azure(lines: Iterable[str], path: Path) -> Iterator[TraceRequest]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, median, pstdev
 
 import pytest
 from headway_core.errors import InvalidInput
 from headway_sim.synthetic import synthetic
-from headway_sim.traces import TraceRequest, TraceStatistics, at_rate, mean_rate, read
+from headway_sim.traces import MOONCAKE_BLOCK, TraceRequest, at_rate, mean_rate, read
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:04.0319600,3180,8
@@ -74,13 +78,32 @@ PUBLISHED = {
 @pytest.mark.parametrize("family", list(PUBLISHED))
 def test_synthetic_traces_have_the_statistics_of_the_published_ones(family: str) -> None:
     rate, prompt, output, cv, busiest, hit = PUBLISHED[family]
-    made = TraceStatistics.of(synthetic(family, 9000, seed=4))
-    assert made.rate == pytest.approx(rate, rel=0.01)
-    assert made.prompt == pytest.approx(prompt, rel=0.07)
-    assert made.output == pytest.approx(output, rel=0.1)
-    assert made.gap_cv == pytest.approx(cv, rel=0.2)
-    assert made.busiest_second == pytest.approx(busiest, rel=0.3)
-    assert made.prefix_hit == pytest.approx(hit, abs=0.06)
+    made = synthetic(family, 9000, seed=4)
+    gaps = [later.at - earlier.at for earlier, later in pairwise(made)]
+    seconds = Counter(int(request.at) for request in made)
+    assert mean_rate(made) == pytest.approx(rate, rel=0.01)
+    assert lengths([request.prompt_tokens for request in made]) == pytest.approx(prompt, rel=0.07)
+    assert lengths([request.output_tokens for request in made]) == pytest.approx(output, rel=0.1)
+    assert pstdev(gaps) / fmean(gaps) == pytest.approx(cv, rel=0.2)
+    assert max(seconds.values()) * (int(made[-1].at) + 1) / len(made) == pytest.approx(busiest, rel=0.3)
+    assert ideal_hit(made) == pytest.approx(hit, abs=0.06)
+
+
+def lengths(values: list[int]) -> tuple[float, float, float]:
+    return fmean(values), median(values), sorted(values)[int(0.99 * (len(values) - 1))]
+
+
+def ideal_hit(trace: Sequence[TraceRequest]) -> float:
+    """Share of prompt tokens that an endless prefix cache would hold."""
+    seen: set[int] = set()
+    hit = 0
+    for request in trace:
+        known = 0
+        while known < len(request.prefix) and request.prefix[known] in seen:
+            known += 1
+        seen.update(request.prefix)
+        hit += min(known * MOONCAKE_BLOCK, request.prompt_tokens)
+    return hit / sum(request.prompt_tokens for request in trace)
 
 
 def test_a_seed_gives_one_trace_and_another_seed_another() -> None:

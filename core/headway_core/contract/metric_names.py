@@ -18,6 +18,8 @@ class Metric:
     TTFT_ERROR = "headway_ttft_prediction_error_seconds"  # gateway, predicted - actual; pool, decision
     QUEUE_DEPTH = "headway_queue_depth"  # gateway; pool, class
     IN_FLIGHT = "headway_in_flight_requests"  # gateway; pool
+    READY_REPLICAS = "headway_ready_replicas"  # gateway; pool
+    SATURATED = "headway_saturated"  # gateway; pool
     POLICY_REVISION = "headway_policy_revision"  # both; pool
     POLICY_AGE = "headway_policy_age_seconds"  # both; since the last good read
     ENGINE_TTFT = "headway_engine_ttft_seconds"  # runtime, arrival at the runtime to first token; class
