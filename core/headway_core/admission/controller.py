@@ -39,6 +39,8 @@ class AdmissionController:
         self._history: defaultdict[int, ClassHistory] = defaultdict(ClassHistory)
         """By priority."""
         self._retries = RetrySchedule()
+        self._shares_of: tuple[Sequence[PriorityClass], dict[int, float]] = ((), {})
+        """The classes in force and their shares, which every decision needs: they change with the policy alone."""
 
     # ------------------------------------------------------------ learning
 
@@ -134,7 +136,7 @@ class AdmissionController:
             return self._shed(request, reason, 0.0, now)
         own, priority = request.request_id, request.priority
         ahead = [other for other in load.waiting if other.priority >= priority and other.request_id != own]
-        backlog = behind(ahead, request, load, _shares(classes))
+        backlog = behind(ahead, request, load, self._shares(classes))
         # As if it came now: what counts is when a repetition would fit, not how late this one is.
         ttft = math.inf if backlog.ttft is None else backlog.ttft
         excess = ttft - (request.target or math.inf) + self.margin(request)
@@ -144,13 +146,13 @@ class AdmissionController:
         self, order: Sequence[Request], load: PoolLoad, classes: Sequence[PriorityClass], now: float
     ) -> float | None:
         """The instant at which the last of `order` (in service order) is predicted to have its first token."""
-        ttft = behind(order[:-1], order[-1], load, _shares(classes)).ttft
+        ttft = behind(order[:-1], order[-1], load, self._shares(classes)).ttft
         return None if ttft is None else now + ttft
 
     def _view(
         self, load: PoolLoad, classes: Sequence[PriorityClass], now: float, matches: Mapping[str, int] | None = None
     ) -> AdmissionView:
-        return AdmissionView(load, _shares(classes), now, self.margin, self._history, matches)
+        return AdmissionView(load, self._shares(classes), now, self.margin, self._history, matches)
 
     def _outranked(self, requests: Sequence[Request], now: float) -> tuple[Shed, ...]:
         return tuple([self._shed(one, ShedReason.OUTRANKED, 0.0, now) for one in requests])
@@ -163,7 +165,10 @@ class AdmissionController:
         jitter = spread(self._seed, request.request_id)
         return Shed(request.request_id, reason, retry_after(seconds, jitter), prediction)
 
-
-def _shares(classes: Sequence[PriorityClass]) -> dict[int, float]:
-    total = sum(known.shares for known in classes)
-    return {known.priority: known.shares / total for known in classes}
+    def _shares(self, classes: Sequence[PriorityClass]) -> dict[int, float]:
+        known, shares = self._shares_of
+        if known is not classes:
+            total = sum(one.shares for one in classes)
+            shares = {one.priority: one.shares / total for one in classes}
+            self._shares_of = classes, shares
+        return shares

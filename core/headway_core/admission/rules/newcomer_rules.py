@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from headway_core.admission.prediction import behind
 from headway_core.admission.request import UNKNOWN, Prediction, Request
 from headway_core.admission.routing import choose
 from headway_core.admission.rules.rule import Acceptance, AdmissionRule, AdmissionView, Refusal
@@ -33,8 +32,7 @@ class QueuedTokens(AdmissionRule):
 
     def decide(self, request: Request, view: AdmissionView) -> Acceptance | Refusal:
         """Refused when the prefill wait alone is longer than the target less the margin."""
-        ahead, _ = view.split(request)
-        prediction = behind(ahead, request, view.load, view.shares)
+        ahead, prediction = view.predict(request)
         if prediction.prefill_wait is not None:
             late_by = view.now + prediction.prefill_wait - request.deadline + view.margin(request)
             if late_by > 0:
@@ -50,8 +48,7 @@ class PredictedTtft(AdmissionRule):
 
     def decide(self, request: Request, view: AdmissionView) -> Acceptance | Refusal:
         """By the prediction; by Little's law where there is none."""
-        ahead, _ = view.split(request)
-        prediction = behind(ahead, request, view.load, view.shares)
+        ahead, prediction = view.predict(request)
         late_by = view.late_by(request, prediction)
         if late_by is None:
             return limit_waiting(request, view, ahead, prediction)
@@ -68,8 +65,7 @@ class LittlesLaw(AdmissionRule):
 
     def decide(self, request: Request, view: AdmissionView) -> Acceptance | Refusal:
         """Refused when more are ahead."""
-        ahead, _ = view.split(request)
-        return limit_waiting(request, view, ahead, behind(ahead, request, view.load, view.shares))
+        return limit_waiting(request, view, *view.predict(request))
 
 
 def limit_waiting(

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from headway_core.admission.offered_lengths import OfferedLengths
 from headway_core.admission.pool_load import PoolLoad
-from headway_core.admission.prediction import TOLERANCE, Margins
+from headway_core.admission.prediction import TOLERANCE, Margins, behind
 from headway_core.admission.prediction_errors import PredictionErrors
 from headway_core.admission.rate_meter import RateMeter
 from headway_core.admission.request import Prediction, Request
@@ -77,6 +77,11 @@ class AdmissionView:
             after -= 1
         ahead = after - 1 if after and waiting[after - 1].request_id == request.request_id else after
         return waiting[:ahead], waiting[after:]
+
+    def predict(self, request: Request) -> tuple[Sequence[Request], Prediction]:
+        """Those that wait before `request`, and what is predicted for it behind them."""
+        ahead, _ = self.split(request)
+        return ahead, behind(ahead, request, self.load, self.shares)
 
     def late_by(self, request: Request, prediction: Prediction) -> float | None:
         """Seconds by which it would miss its target less the margin; None when that is unknown.
